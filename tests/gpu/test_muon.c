@@ -1,10 +1,7 @@
 // Muon on the GPU: momentum, Newton-Schulz' iteration and the step of the weights, by cuBLASLt and
 // by programs, beside the definition in double. The twin rounds to bf16 where the GPU stores X, A
 // and B.
-#include "tests/gpu/gpu_test.h"
-
-#include "kernels/cuda/cuda.h"
-#include "kernels/gpu_backends.h"
+#include "tests/gpu/params_rig.h"
 
 // Two layers of: a norm weight, qkv folded with it, o, gate_up and down.
 enum { A_LAYER = 5, LAYERS = 2, TENSORS = A_LAYER * LAYERS };
@@ -16,13 +13,9 @@ typedef struct Sizes {
 
 typedef struct Rig {
   Sizes n;
-  bool grads_fp32;
   MomentType moments;
-  MasterType masters;
-  Backend *gpu;
-  Bench bench;
-  ParamTensor list[TENSORS];
-  float *master[TENSORS], *m[TENSORS], *grad[TENSORS]; // of the start
+  Side gpu;
+  Start start[TENSORS];
 } Rig;
 
 static const AdamW hyper = {.learning_rate = 1e-2,
@@ -33,10 +26,6 @@ static const AdamW hyper = {.learning_rate = 1e-2,
                             .weight_decay = 0.1,
                             .clip_norm = 1,
                             .gradient_scale = 1};
-
-static int64_t elements(const ParamTensor *t) {
-  return t->rows * t->cols;
-}
 
 static void set_shapes(const Sizes *n, ParamTensor *list) {
   for (int l = 0; l < LAYERS; l++) {
@@ -59,28 +48,18 @@ static void set_shapes(const Sizes *n, ParamTensor *list) {
   }
 }
 
-static float *named(int64_t n, double scale, const char *what, int tensor) {
-  char name[32];
-  snprintf(name, sizeof name, "%s %d", what, tensor);
-  return random_bf16(n, scale, name);
-}
-
 // Of layer 1 k has no gradient and no momentum, and v one of rank one. Of layer 0 k has noise.
 static void make_special(Rig *r) {
   const int64_t D = r->n.D, KV = r->n.KV, k = r->n.Q * D, v = k + KV * D;
   for (int64_t i = k; i < v; i++) {
-    r->grad[QKV][i] *= 0x1p-20f;
-    r->m[QKV][i] *= 0x1p-20f;
+    r->start[QKV].grad[i] *= 0x1p-20f;
+    r->start[QKV].m[i] *= 0x1p-20f;
   }
-  const int at = A_LAYER + QKV;
+  const Start *s = &r->start[A_LAYER + QKV];
   for (int64_t i = 0; i < KV * D; i++) {
-    r->grad[at][k + i] = r->m[at][k + i] = r->m[at][v + i] = 0;
-    r->grad[at][v + i] = rounded((float)(i / D % 7 + 1) * (float)(i % D % 5 - 2) * 0x1p-6f);
+    s->grad[k + i] = s->m[k + i] = s->m[v + i] = 0;
+    s->grad[v + i] = rounded((float)(i / D % 7 + 1) * (float)(i % D % 5 - 2) * 0x1p-6f);
   }
-}
-
-static void *either(Rig *r, bool fp32, int64_t n, const float *values) {
-  return fp32 ? fp32_buffer(&r->bench, n, values) : bf16_buffer(&r->bench, n, values);
 }
 
 static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentType moments,
@@ -97,59 +76,38 @@ static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentTy
                             .moments = moments,
                             .masters = masters,
                             .inv_freq = {1}};
-  const GpuOptions options = {.kernels = mode.kernels,
-                              .mainloop = mode.mainloop,
-                              .train = true,
-                              .grads_fp32 = grads_fp32,
-                              .gemm_cache = ""};
-  Error err;
-  *r = (Rig){.n = n, .grads_fp32 = grads_fp32, .moments = moments, .masters = masters};
-  r->gpu = backend_gpu_create(&config, &options, &err);
-  if (!r->gpu) fail_msg("%s", err.text);
-  r->bench.be = r->gpu;
-  set_shapes(&n, r->list);
+  *r = (Rig){.n = n, .moments = moments};
+  r->gpu.be = gpu_backend(&config, (GpuOptions){.kernels = mode.kernels,
+                                                .mainloop = mode.mainloop,
+                                                .train = true,
+                                                .grads_fp32 = grads_fp32});
+  set_shapes(&n, r->gpu.list);
   for (int i = 0; i < TENSORS; i++) {
-    const int64_t count = elements(&r->list[i]);
-    r->master[i] = named(count, 0.1, "W", i);
-    r->m[i] = named(count, 1e-2, "m", i);
-    r->grad[i] = named(count, 0.1, "g", i);
-    for (int64_t j = 0; i % A_LAYER == NORM && j < count; j++) r->master[i][j] += 1;
+    const int64_t count = elements(&r->gpu.list[i]);
+    float *m = named(count, 1e-2, "m", i), *grad = named(count, 0.1, "g", i);
+    r->start[i] = (Start){named(count, 0.1, "W", i), m, m, grad, grad};
+    for (int64_t j = 0; i % A_LAYER == NORM && j < count; j++) r->start[i].master[j] += 1;
   }
   make_special(r);
-  for (int i = 0; i < TENSORS; i++) {
-    ParamTensor *t = &r->list[i];
-    const int64_t count = elements(t);
-    const bool bf16 = masters == MASTERS_BF16 && !t->vector;
-    t->master = either(r, !bf16, count, r->master[i]);
-    t->m = either(r, moments == MOMENTS_FP32, count, r->m[i]);
-    if (t->part_count == 0) t->v = either(r, moments == MOMENTS_FP32, count, r->m[i]);
-    grad_t *grad = either(r, grads_fp32, count, i % A_LAYER == NORM ? NULL : r->grad[i]);
-    if (t->norm >= 0) {
-      t->grad_folded = grad;
-      t->folded = operand_of(bf16_buffer(&r->bench, count, NULL));
-    } else {
-      t->grad = grad;
-      if (t->part_count > 0)
-        t->compute = operand_of(bf16 ? (act_t *)t->master : bf16_buffer(&r->bench, count, NULL));
-    }
-  }
+  params_new(&r->gpu, TENSORS, -1, r->start, false);
 }
 
 static void rig_close(Rig *r) {
-  bench_free(&r->bench);
-  for (int i = 0; i < TENSORS; i++) free(r->master[i]), free(r->m[i]), free(r->grad[i]);
-  r->gpu->services.destroy(r->gpu);
+  bench_free(&r->gpu.bench);
+  for (int i = 0; i < TENSORS; i++)
+    free(r->start[i].master), free(r->start[i].m), free(r->start[i].grad);
+  r->gpu.be->services.destroy(r->gpu.be);
 }
 
 static StepResult step(Rig *r) {
-  Backend *be = r->gpu;
-  be->services.refresh(be, r->list, TENSORS);
+  Backend *be = r->gpu.be;
+  be->services.refresh(be, r->gpu.list, TENSORS);
   be->services.set_updates(be, 5);
   be->services.set_hyper(be, &hyper);
   be->services.step_begin(be);
-  be->grads_finish(be, r->list, TENSORS);
-  be->muon(be, r->list, TENSORS);
-  be->adamw(be, r->list, TENSORS);
+  be->grads_finish(be, r->gpu.list, TENSORS);
+  be->muon(be, r->gpu.list, TENSORS);
+  be->adamw(be, r->gpu.list, TENSORS);
   be->services.step_end(be);
   return be->services.step_result(be);
 }
@@ -198,15 +156,15 @@ static void orthogonalize(int64_t n, int64_t m, double *X, bool round) {
 
 // u of part p of tensor i.
 static double *expected_u(const Rig *r, int i, int p, double factor, bool round) {
-  const ParamTensor *t = &r->list[i];
+  const ParamTensor *t = &r->gpu.list[i];
   const MatrixPart *part = &t->parts[p];
   const int64_t cols = t->cols;
   double *u = xmalloc((size_t)(part->rows * cols) * sizeof *u);
   for (int64_t j = 0; j < part->rows * cols; j++) {
     const int64_t at = (part->first + j / cols * part->step) * cols + j % cols;
-    const double wn = t->norm >= 0 ? (double)r->master[t->norm][j % cols] : 1,
-                 g = factor * wn * (double)r->grad[i][at],
-                 m = hyper.momentum * (double)r->m[i][at] + (1 - hyper.momentum) * g;
+    const double wn = t->norm >= 0 ? (double)r->start[t->norm].master[j % cols] : 1,
+                 g = factor * wn * (double)r->start[i].grad[at],
+                 m = hyper.momentum * (double)r->start[i].m[at] + (1 - hyper.momentum) * g;
     u[j] = stored((1 - hyper.momentum) * g + hyper.momentum * m, round);
   }
   return u;
@@ -219,7 +177,7 @@ static double norm_of(int64_t n, const double *u) {
 }
 
 static bool is_noise(const Rig *r, int i, int p, double factor) {
-  const ParamTensor *t = &r->list[i];
+  const ParamTensor *t = &r->gpu.list[i];
   double own = 0, largest = 0;
   for (int k = 0; k < t->part_count; k++) {
     double *u = expected_u(r, i, k, factor, true);
@@ -233,7 +191,7 @@ static bool is_noise(const Rig *r, int i, int p, double factor) {
 
 // What is added to the weights of tensor i.
 static float *expected_step(const Rig *r, int i, double factor, bool round) {
-  const ParamTensor *t = &r->list[i];
+  const ParamTensor *t = &r->gpu.list[i];
   const int64_t cols = t->cols;
   float *delta = xmalloc((size_t)elements(t) * sizeof *delta);
   for (int p = 0; p < t->part_count; p++) {
@@ -250,7 +208,7 @@ static float *expected_step(const Rig *r, int i, double factor, bool round) {
       const double x = moves ? X[tall ? col * part->rows + row : j] : 0;
       delta[at] = (float)(-hyper.learning_rate * MUON_SCALE * sqrt((double)larger) * x -
                           (t->vector ? 0 : hyper.learning_rate * hyper.weight_decay) *
-                              (double)r->master[i][at]);
+                              (double)r->start[i].master[at]);
     }
     if (X != u) free(X);
     free(u);
@@ -259,14 +217,14 @@ static float *expected_step(const Rig *r, int i, double factor, bool round) {
 }
 
 static void check_tensor(Rig *r, int i, double factor) {
-  const ParamTensor *t = &r->list[i];
+  const ParamTensor *t = &r->gpu.list[i];
   const int64_t n = elements(t);
   static const char *const names[A_LAYER] = {"norm", "qkv", "o", "gate_up", "down"};
   char what[64];
   snprintf(what, sizeof what, "step of %s, layer %d", names[i % A_LAYER], i / A_LAYER);
   float *want = expected_step(r, i, factor, false), *twin = expected_step(r, i, factor, true),
-        *got = bench_read(&r->bench, t->master);
-  for (int64_t j = 0; j < n; j++) got[j] -= r->master[i][j];
+        *got = bench_read(&r->gpu.bench, t->master);
+  for (int64_t j = 0; j < n; j++) got[j] -= r->start[i].master[j];
   expect_near(what, got, twin, want, n, 1e-5);
   free(want), free(twin), free(got);
 }
@@ -274,20 +232,20 @@ static void check_tensor(Rig *r, int i, double factor) {
 // k of both layers: nothing but decay.
 static void check_zero(Rig *r, int layer) {
   const int at = layer * A_LAYER + QKV;
-  float *got = bench_read(&r->bench, r->list[at].master);
+  float *got = bench_read(&r->gpu.bench, r->gpu.list[at].master);
   const float keep = (float)(1 - hyper.learning_rate * hyper.weight_decay);
   for (int64_t i = r->n.Q * r->n.D; i < (r->n.Q + r->n.KV) * r->n.D; i++)
-    assert_true(fabsf(got[i] - keep * r->master[at][i]) <= 1e-7f);
+    assert_true(fabsf(got[i] - keep * r->start[at].master[i]) <= 1e-7f);
   free(got);
 }
 
 static void check_momentum(Rig *r, int i, double factor) {
-  const ParamTensor *t = &r->list[i];
-  float *got = bench_read(&r->bench, t->m), *want = xmalloc((size_t)elements(t) * sizeof *want);
+  const ParamTensor *t = &r->gpu.list[i];
+  float *got = bench_read(&r->gpu.bench, t->m), *want = xmalloc((size_t)elements(t) * sizeof *want);
   for (int64_t j = 0; j < elements(t); j++) {
-    const double wn = t->norm >= 0 ? (double)r->master[t->norm][j % t->cols] : 1;
-    want[j] = (float)(hyper.momentum * (double)r->m[i][j] +
-                      (1 - hyper.momentum) * factor * wn * (double)r->grad[i][j]);
+    const double wn = t->norm >= 0 ? (double)r->start[t->norm].master[j % t->cols] : 1;
+    want[j] = (float)(hyper.momentum * (double)r->start[i].m[j] +
+                      (1 - hyper.momentum) * factor * wn * (double)r->start[i].grad[j]);
   }
   const Deviation d = deviation(got, want, elements(t));
   const double bound = r->moments == MOMENTS_BF16 ? 0x1p-8 : 1e-5;
@@ -300,7 +258,7 @@ static void check_muon(Sizes n, KernelMode mode, bool grads_fp32, MomentType mom
   Rig r;
   StepResult got;
   rig_open(&r, n, mode, grads_fp32, moments, MASTERS_FP32);
-  RUN_TWICE(&r.bench, got = step(&r));
+  RUN_TWICE(&r.gpu.bench, got = step(&r));
   printf("# %s, D %lld, %s gradients\n", mode.name, (long long)n.D, grads_fp32 ? "fp32" : "bf16");
   assert_true(got.applied);
   assert_int_equal(got.updates, 6);
@@ -333,15 +291,15 @@ TEST(sides_that_are_no_whole_units_become_orthogonal_too) {
 // Newton-Schulz in bf16 moves that by twice the twin's largest error at most, and across a power of
 // two the neighbours are twice as far apart.
 static void check_rounded(Rig *r, int i, double factor) {
-  const ParamTensor *t = &r->list[i];
+  const ParamTensor *t = &r->gpu.list[i];
   const int64_t n = elements(t);
   float *want = expected_step(r, i, factor, false), *twin = expected_step(r, i, factor, true),
-        *got = bench_read(&r->bench, t->master);
+        *got = bench_read(&r->gpu.bench, t->master);
   double sum = 0, moved = 0;
   int64_t counted = 0;
   for (int64_t j = 0; j < n; j++) moved = fmax(moved, 2 * fabs((double)(twin[j] - want[j])));
   for (int64_t j = 0; j < n; j++) {
-    const double exact = (double)r->master[i][j] + (double)want[j],
+    const double exact = (double)r->start[i].master[j] + (double)want[j],
                  unit = ldexp(1, ilogb(fmax(fabs(exact), fabs((double)got[j]))) - 7),
                  off = ((double)got[j] - exact) / unit;
     if (!(fabs(off) <= 1 + moved / unit)) fail_msg("tensor %d: %g units off", i, off);
@@ -360,10 +318,11 @@ TEST(masters_in_bf16_are_rounded_without_bias) {
     Rig r;
     StepResult got;
     rig_open(&r, (Sizes){328, 264, 72, 400}, kernel_modes[mode], false, MOMENTS_BF16, MASTERS_BF16);
-    RUN_TWICE(&r.bench, got = step(&r));
+    RUN_TWICE(&r.gpu.bench, got = step(&r));
     assert_true(got.applied);
     for (int i = 0; i < TENSORS; i++)
-      if (r.list[i].part_count > 0) check_rounded(&r, i, got.grad_norm > 1 ? 1 / got.grad_norm : 1);
+      if (r.gpu.list[i].part_count > 0)
+        check_rounded(&r, i, got.grad_norm > 1 ? 1 / got.grad_norm : 1);
     rig_close(&r);
   }
 }
@@ -373,12 +332,12 @@ TEST(algorithms_are_chosen_only_where_cublaslt_runs) {
   for (int mode = 0; mode < KERNEL_MODES; mode++) {
     Rig r;
     rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[mode], false, MOMENTS_FP32, MASTERS_FP32);
-    bench_reset(&r.bench);
-    r.gpu->services.refresh(r.gpu, r.list, TENSORS);
-    const bool fused = r.gpu->kinds[OP_MUON] == KERNEL_FUSED;
-    const int before = cuda_of(r.gpu)->gemm.count;
+    bench_reset(&r.gpu.bench);
+    r.gpu.be->services.refresh(r.gpu.be, r.gpu.list, TENSORS);
+    const bool fused = r.gpu.be->kinds[OP_MUON] == KERNEL_FUSED;
+    const int before = cuda_of(r.gpu.be)->gemm.count;
     assert_true(step(&r).applied);
-    assert_int_equal(cuda_of(r.gpu)->gemm.count, before);
+    assert_int_equal(cuda_of(r.gpu.be)->gemm.count, before);
     assert_int_equal(before == 0, fused);
     rig_close(&r);
   }
@@ -387,14 +346,15 @@ TEST(algorithms_are_chosen_only_where_cublaslt_runs) {
 TEST(an_update_that_is_skipped_changes_nothing) {
   Rig r;
   rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[1], false, MOMENTS_FP32, MASTERS_FP32);
-  bench_reset(&r.bench);
+  bench_reset(&r.gpu.bench);
   const uint16_t bits = 0x7fc0; // NaN
-  r.gpu->services.write(r.gpu, r.list[OUT].grad, &bits, sizeof bits);
+  r.gpu.be->services.write(r.gpu.be, r.gpu.list[OUT].grad, &bits, sizeof bits);
   assert_false(step(&r).applied);
   for (int i = 0; i < TENSORS; i++) {
-    float *W = bench_read(&r.bench, r.list[i].master), *m = bench_read(&r.bench, r.list[i].m);
-    expect_same("weights", W, r.master[i], elements(&r.list[i]));
-    expect_same("momentum", m, r.m[i], elements(&r.list[i]));
+    float *W = bench_read(&r.gpu.bench, r.gpu.list[i].master),
+          *m = bench_read(&r.gpu.bench, r.gpu.list[i].m);
+    expect_same("weights", W, r.start[i].master, elements(&r.gpu.list[i]));
+    expect_same("momentum", m, r.start[i].m, elements(&r.gpu.list[i]));
     free(W), free(m);
   }
   rig_close(&r);
