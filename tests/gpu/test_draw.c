@@ -1,7 +1,6 @@
 // Weights that are drawn on the GPU: the bits of those that the host draws.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/gpu_backends.h"
 #include "model/llama.h"
 
 static const ModelConfig base = {.hidden_size = 192,
@@ -23,13 +22,9 @@ static OpsConfig config_with(MasterType masters) {
   return config;
 }
 
-static Backend *gpu_backend(MasterType masters) {
+static Backend *open_gpu(MasterType masters) {
   const OpsConfig config = config_with(masters);
-  const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
-  Error err;
-  Backend *be = backend_gpu_create(&config, &options, &err);
-  if (!be) fail_msg("%s", err.text);
-  return be;
+  return gpu_backend(&config, (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true});
 }
 
 static float *master_of(const Llama *llama, int i, int64_t *count) {
@@ -46,7 +41,7 @@ static void check_weights(MasterType masters, bool zero_init) {
   Llama on_gpu, on_cpu;
   Error err;
   const OpsConfig config = config_with(masters);
-  Backend *gpu = gpu_backend(masters), *cpu = backend_cpu_create(&config);
+  Backend *gpu = open_gpu(masters), *cpu = backend_cpu_create(&config);
   if (llama_create(&on_gpu, &model, &shape, gpu, &err)) fail_msg("%s", err.text);
   if (llama_create(&on_cpu, &model, &shape, cpu, &err)) fail_msg("%s", err.text);
   llama_init_weights(&on_gpu, 5);
@@ -77,7 +72,7 @@ TEST(a_models_weights_are_those_of_the_host) {
 static void check_pieces(MasterType masters) {
   enum { ROWS = (1 << 18) + 37, COLS = 3 };
   const uint64_t key = rng_key(9, "pieces");
-  Backend *be = gpu_backend(masters);
+  Backend *be = open_gpu(masters);
   ParamTensor to = {.rows = ROWS, .cols = COLS};
   to.master = be->services.alloc(be, (size_t)ROWS * COLS * master_bytes_of(be, &to));
   assert_non_null(to.master);

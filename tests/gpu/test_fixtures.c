@@ -9,7 +9,6 @@
 // logit, 2^-9.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/gpu_backends.h"
 #include "tests/support/bf16_twin.h"
 #include "tests/support/fixtures.h"
 
@@ -25,19 +24,15 @@ static Backend *twin(const OpsConfig *ops, const RunShape *shape, int64_t micro_
 
 static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches,
                     const KernelMode *mode) {
-  const GpuOptions options = {.kernels = mode->kernels,
-                              .mainloop = mode->mainloop,
-                              .train = true,
-                              .grads_fp32 = micro_batches > 1,
-                              .deterministic = true,
-                              .batch = shape->batch,
-                              .seq = shape->seq,
-                              .loss_tokens = shape->batch * shape->seq / shape->loss_chunks,
-                              .gemm_cache = ""};
-  Error err;
-  Backend *be = backend_gpu_create(ops, &options, &err);
-  if (!be) fail_msg("%s", err.text);
-  return be;
+  return gpu_backend(ops,
+                     (GpuOptions){.kernels = mode->kernels,
+                                  .mainloop = mode->mainloop,
+                                  .train = true,
+                                  .grads_fp32 = micro_batches > 1,
+                                  .deterministic = true,
+                                  .batch = shape->batch,
+                                  .seq = shape->seq,
+                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks});
 }
 static Backend *unfused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
   return gpu(ops, shape, micro_batches, &kernel_modes[0]);

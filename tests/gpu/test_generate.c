@@ -2,7 +2,6 @@
 // that a GPU writes must be the likeliest, by the CPU's logits of the same text, but for rounding.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/gpu_backends.h"
 #include "model/generate.h"
 #include "tests/support/bf16_twin.h"
 
@@ -21,12 +20,8 @@ static const ModelConfig model = {.hidden_size = 256,
                                   .initializer_range = 0.08};
 
 static Backend *gpu(const OpsConfig *ops, const KernelMode *mode, bool graphs) {
-  const GpuOptions options = {
-      .kernels = mode->kernels, .mainloop = mode->mainloop, .graphs = graphs, .gemm_cache = ""};
-  Error err;
-  Backend *be = backend_gpu_create(ops, &options, &err);
-  if (!be) fail_msg("%s", err.text);
-  return be;
+  return gpu_backend(
+      ops, (GpuOptions){.kernels = mode->kernels, .mainloop = mode->mainloop, .graphs = graphs});
 }
 
 static void open_model(Llama *llama, Backend *be, const RunShape *shape) {

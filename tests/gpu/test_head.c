@@ -6,7 +6,6 @@
 #include "data/batch.h"
 #include "kernels/formats.h"
 #include "kernels/fused/kernels.h"
-#include "kernels/gpu_backends.h"
 #include "kernels/record.h"
 #include "tests/gpu/ops_rig.h"
 #include "tests/gpu/fp8_here.h"
@@ -194,14 +193,10 @@ static Backend *backend_new(Shape3 s, Mode mode) {
                             .call_count = mode == MIXED};
   static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
                                               KERNELS_FUSED,   KERNELS_AUTO,    KERNELS_FUSED};
-  const GpuOptions options = {.kernels = choices[mode],
-                              .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO,
-                              .train = true,
-                              .gemm_cache = ""};
-  Error err;
-  Backend *be = backend_gpu_create(&config, &options, &err);
-  if (!be) fail_msg("%s", err.text);
-  return be;
+  return gpu_backend(&config,
+                     (GpuOptions){.kernels = choices[mode],
+                                  .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO,
+                                  .train = true});
 }
 
 typedef struct Run {

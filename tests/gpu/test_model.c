@@ -3,7 +3,6 @@
 #include "tests/gpu/gpu_test.h"
 
 #include "base/os.h"
-#include "kernels/gpu_backends.h"
 #include "model/llama.h"
 
 enum { STEPS = 30 };
@@ -150,9 +149,7 @@ static void compare(const Case *c) {
                         .deterministic = c->deterministic,
                         .batch = c->B,
                         .seq = c->T,
-                        .loss_tokens = c->B * c->T / c->chunks,
-                        .gemm_cache = ""};
-  Error err;
+                        .loss_tokens = c->B * c->T / c->chunks};
   Backend *be = backend_cpu_create(&config);
   train(c, be, cpu);
   be->services.destroy(be);
@@ -160,8 +157,7 @@ static void compare(const Case *c) {
   for (int mode = 0; mode < KERNEL_MODES; mode++) {
     options.kernels = kernel_modes[mode].kernels;
     options.mainloop = kernel_modes[mode].mainloop;
-    be = backend_gpu_create(&config, &options, &err);
-    if (!be) fail_msg("%s", err.text);
+    be = gpu_backend(&config, options);
     train(c, be, gpu);
     compare_losses(c, be->name, cpu, gpu);
     if (c->deterministic) {

@@ -1,8 +1,6 @@
 // Attention of another shape beside a recorded one: the recorded calls keep their scratch.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/gpu_backends.h"
-
 enum { H = 6, D_HEAD = 48, R = 3 * H * D_HEAD, B = 8, T = 256, LONGER = 1024 };
 
 typedef struct Part {
@@ -31,13 +29,9 @@ TEST(a_recorded_step_outlives_a_larger_shape) {
                             .max_tokens = LONG_ROWS,
                             .max_positions = LONGER,
                             .rms_norm_eps = 1e-5};
-  const GpuOptions options = {.kernels = KERNELS_UNFUSED,
-                              .train = true,
-                              .graphs = true,
-                              .deterministic = true,
-                              .gemm_cache = ""};
-  Backend *be = backend_gpu_create(&config, &options, &err);
-  if (!be) fail_msg("%s", err.text);
+  const GpuOptions options = {
+      .kernels = KERNELS_UNFUSED, .train = true, .graphs = true, .deterministic = true};
+  Backend *be = gpu_backend(&config, options);
   float *qkv = random_bf16(LONG_ROWS * R, 1, "qkv"), *da = random_bf16(ROWS * H * D_HEAD, 1, "da");
   Bench b = {.be = be};
   Part p = {.be = be,

@@ -4,8 +4,7 @@
 #include <sys/mman.h>
 
 #include "base/os.h"
-#include "kernels/gpu_backends.h"
-#include "tests/support/test.h"
+#include "tests/gpu/gpu_test.h"
 #include "tests/support/tiny_run.h"
 
 static Backend *open_gpu(void) {
@@ -19,9 +18,7 @@ static Backend *open_gpu(void) {
                             .max_tokens = 64,
                             .max_positions = 64,
                             .rms_norm_eps = 1e-5};
-  const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
-  Backend *be = backend_gpu_create(&config, &options, &err);
-  if (!be) fail_msg("%s", err.text);
+  Backend *be = gpu_backend(&config, (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true});
   must(be->services.snapshot_open(be, &err), &err);
   return be;
 }
