@@ -57,8 +57,8 @@ GPU_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/gpu/test_*.c))
 # They run several at a time, the longest first. A run's memory is measured as all that is taken on
 # the card, so its test runs alone.
 GPU_ALONE := tests/gpu/test_memory.sh
-GPU_LONG := build/release/tests/gpu/test_programs $(patsubst %,tests/gpu/test_%.sh,runs offload \
-  background) build/release/tests/gpu/test_offload
+GPU_LONG := $(addprefix build/release/tests/gpu/test_,programs operations) \
+  $(patsubst %,tests/gpu/test_%.sh,runs offload background) build/release/tests/gpu/test_offload
 GPU_TOGETHER := $(GPU_LONG) \
   $(filter-out $(GPU_ALONE) $(GPU_LONG),$(wildcard tests/gpu/test_*.sh) $(GPU_TESTS))
 BENCHES := $(patsubst %.c,build/release/%,$(wildcard tests/bench/bench_*.c))

@@ -16,7 +16,7 @@ typedef struct Shape {
 typedef struct Subject {
   Shape s;
   int64_t M, R, Hd;
-  Backend *cpu, *twin;  // the twin's: bf16_twin.h, but for gradients
+  Backend *cpu, *twin;  // twin: bf16_twin.h, which leaves gradients in fp32
   Backend *bf16, *fp32; // fp32: gradients in fp32
   Backend *writer;      // for generation alone; NULL in FP8
   bool fused;           // then z holds the row scale already
@@ -43,7 +43,7 @@ typedef enum Use {
   NO_TENSOR,
   // Inputs
   IN,         // random values of deviation `scale`
-  WEIGHT,     // the same of scale / sqrt(columns); scale 0 = 1
+  WEIGHT,     // the same, of deviation scale / sqrt(columns)
   TOKENS,     // the first and last of the vocabulary among them
   TOKEN_RUNS, // so that tokens of one, of several and of very many rows occur
   POSITION,   // of the first of Q rows that end at T
@@ -81,7 +81,8 @@ typedef struct Tensor {
 
 enum { MOST_TENSORS = 10 };
 
-// A tensor on one side: the GPU's or the CPU's. data is x.data, but for statistics and integers.
+// A tensor on one side: the GPU's or the CPU's. A statistic has stat alone. data is x.data, or the
+// memory of integers, gradients and fp32 numbers.
 typedef struct Arg {
   void *data;
   Operand x;
@@ -98,9 +99,10 @@ typedef struct Case {
   const char *operation;
   Tensor tensors[MOST_TENSORS];
   void (*call)(Backend *be, const Subject *t, Arg *a);
-  // NULL: the CPU backend's results. Else makes v->reference, which is zeros.
+  // NULL: the CPU backend computes the reference. Else this does, in v->reference, which is zeros.
   void (*formula)(const Subject *t, const Values *v);
-  // Else NULL: changes the twin, where the GPU rounds more than what it stores, or what it left.
+  // NULL, or changes v->twin where the GPU rounds more than what it stores. It may also change
+  // v->reference and v->got, such as to multiply what is stored in two factors.
   void (*adjust)(const Subject *t, const Values *v);
   // NULL: the CPU gets the same inputs.
   void (*cpu_inputs)(const Subject *t, float *const *in);
