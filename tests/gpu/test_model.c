@@ -8,15 +8,24 @@
 enum { STEPS = 30 };
 
 typedef struct Case {
-  const char *name;
-  ModelConfig model;
-  int64_t B, T, chunks;
+  const char *name; // of the test: its losses follow the CPU's
+  const ModelConfig *model;
+  int64_t B, T, chunks; // chunks, micro_batches 0: 1
   int micro_batches;
   int64_t documents;  // usual_documents; 0: whole windows
   bool deterministic; // a second training has the same bits
   MasterType masters;
   GradientType gradients;
 } Case;
+
+static RunShape shape_of(const Case *c) {
+  return (RunShape){.batch = c->B,
+                    .seq = c->T,
+                    .loss_chunks = c->chunks,
+                    .train = true,
+                    .usual_documents = c->documents,
+                    .longest_document = c->T};
+}
 
 // Documents of up to a third of a window, to the end of the last; in every fourth step of two rows
 // each, which are many more than usual. Returns their number.
@@ -33,7 +42,7 @@ static int64_t make_documents(const Case *c, int64_t step, int32_t *lengths) {
 
 // A text with structure: a token follows from the one before it, with some noise.
 static void make_batch(const Case *c, int64_t step, int32_t *tokens, int32_t *targets) {
-  const uint64_t V = (uint64_t)c->model.vocab_size;
+  const uint64_t V = (uint64_t)c->model->vocab_size;
   for (int64_t b = 0; b < c->B; b++) {
     uint64_t one = rng_u64(9, (uint64_t)(step * c->B + b)) % V;
     for (int64_t t = 0; t <= c->T; t++) {
@@ -65,12 +74,7 @@ static void check_times(double *ms, double passed) {
 static void train(const Case *c, Backend *be, double *losses) {
   double ms[STEPS];
   int read = 0;
-  const RunShape shape = {.batch = c->B,
-                          .seq = c->T,
-                          .loss_chunks = c->chunks,
-                          .train = true,
-                          .usual_documents = c->documents,
-                          .longest_document = c->T};
+  const RunShape shape = shape_of(c);
   int32_t *lengths = xcalloc((size_t)(c->B * c->T), sizeof *lengths);
   const AdamW hyper = {.learning_rate = 3e-3,
                        .beta1 = 0.9,
@@ -83,7 +87,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   int32_t *tokens = xmalloc(M * sizeof *tokens), *targets = xmalloc(M * sizeof *targets);
   Llama llama;
   Error err;
-  if (llama_create(&llama, &c->model, &shape, be, &err)) fail_msg("%s", err.text);
+  if (llama_create(&llama, c->model, &shape, be, &err)) fail_msg("%s", err.text);
   llama_init_weights(&llama, 1);
   be->services.set_updates(be, 0);
   const double began = now_ms();
@@ -135,13 +139,8 @@ static void compare_losses(const Case *c, const char *name, const double *cpu, c
 
 static void compare(const Case *c) {
   double cpu[STEPS], gpu[STEPS], again[STEPS];
-  const RunShape shape = {.batch = c->B,
-                          .seq = c->T,
-                          .loss_chunks = c->chunks,
-                          .train = true,
-                          .usual_documents = c->documents,
-                          .longest_document = c->T};
-  OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
+  const RunShape shape = shape_of(c);
+  OpsConfig config = llama_ops_config(c->model, &shape, c->T, 0);
   config.masters = c->masters;
   GpuOptions options = {.train = true,
                         .grads_fp32 = c->micro_batches > 1 && c->gradients == GRADIENTS_AUTO,
@@ -179,80 +178,46 @@ static const ModelConfig untied = {.hidden_size = 192,
                                    .rms_norm_eps = 1e-5,
                                    .rope_theta = 10000,
                                    .initializer_range = 0.05};
+static const ModelConfig tied = {.hidden_size = 128,
+                                 .intermediate_size = 344,
+                                 .num_hidden_layers = 2,
+                                 .num_attention_heads = 2,
+                                 .num_key_value_heads = 2,
+                                 .head_dim = 64,
+                                 .vocab_size = 256,
+                                 .max_position_embeddings = 128,
+                                 .rms_norm_eps = 1e-5,
+                                 .rope_theta = 10000,
+                                 .tie_word_embeddings = true,
+                                 .initializer_range = 0.05};
 
-TEST(losses_follow_the_cpu) {
-  const Case c = {
-      .name = "untied", .model = untied, .B = 4, .T = 96, .chunks = 1, .micro_batches = 1};
+static const Case cases[] = {
+    {"plain", &untied, .B = 4, .T = 96},
+    {"with_bf16_masters", &untied, .B = 4, .T = 96, .masters = MASTERS_BF16},
+    {"with_micro_batches_that_add_up_in_bf16", &untied, .B = 2, .T = 96, .chunks = 2,
+     .micro_batches = 4, .gradients = GRADIENTS_BF16},
+    // Recorded steps of the usual documents, between others of more.
+    {"of_documents", &untied, .B = 4, .T = 96, .micro_batches = 2, .documents = 64},
+    // Attention takes three documents at a time, and some of the recorded calls have none.
+    {"of_documents_with_equal_bits", &untied, .B = 4, .T = 96, .micro_batches = 2, .documents = 64,
+     .deterministic = true},
+    {"tied_in_chunks_and_micro_batches", &tied, .B = 4, .T = 77, .chunks = 2, .micro_batches = 2},
+    {"tied_in_chunks", &tied, .B = 4, .T = 77, .chunks = 2}, // which add up apart
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static void losses_follow_the_cpu(void **state) {
+  Case c = *(const Case *)*state;
+  if (c.chunks == 0) c.chunks = 1;
+  if (c.micro_batches == 0) c.micro_batches = 1;
   compare(&c);
 }
 
-TEST(losses_follow_the_cpu_with_bf16_masters) {
-  const Case c = {.name = "bf16 masters",
-                  .model = untied,
-                  .B = 4,
-                  .T = 96,
-                  .chunks = 1,
-                  .micro_batches = 1,
-                  .masters = MASTERS_BF16};
-  compare(&c);
-}
-
-TEST(losses_follow_the_cpu_with_micro_batches_that_add_up_in_bf16) {
-  const Case c = {.name = "bf16 gradients",
-                  .model = untied,
-                  .B = 2,
-                  .T = 96,
-                  .chunks = 2,
-                  .micro_batches = 4,
-                  .gradients = GRADIENTS_BF16};
-  compare(&c);
-}
-
-// Recorded steps of the usual documents, between others of more.
-TEST(losses_follow_the_cpu_of_documents) {
-  const Case c = {.name = "documents",
-                  .model = untied,
-                  .B = 4,
-                  .T = 96,
-                  .chunks = 1,
-                  .micro_batches = 2,
-                  .documents = 64};
-  compare(&c);
-}
-
-// Attention takes three documents at a time, and some of the recorded calls have none.
-TEST(deterministic_documents_have_equal_bits_and_losses_that_follow_the_cpu) {
-  const Case c = {.name = "deterministic documents",
-                  .model = untied,
-                  .B = 4,
-                  .T = 96,
-                  .chunks = 1,
-                  .micro_batches = 2,
-                  .documents = 64,
-                  .deterministic = true};
-  compare(&c);
-}
-
-TEST(losses_follow_the_cpu_tied_in_chunks_and_micro_batches) {
-  Case c = {.name = "tied, chunks, micro-batches",
-            .model = {.hidden_size = 128,
-                      .intermediate_size = 344,
-                      .num_hidden_layers = 2,
-                      .num_attention_heads = 2,
-                      .num_key_value_heads = 2,
-                      .head_dim = 64,
-                      .vocab_size = 256,
-                      .max_position_embeddings = 128,
-                      .rms_norm_eps = 1e-5,
-                      .rope_theta = 10000,
-                      .tie_word_embeddings = true,
-                      .initializer_range = 0.05},
-            .B = 4,
-            .T = 77,
-            .chunks = 2,
-            .micro_batches = 2};
-  compare(&c);
-  c.name = "tied, chunks"; // which add up apart
-  c.micro_batches = 1;
-  compare(&c);
+int main(void) {
+  struct CMUnitTest tests[CASES];
+  for (int i = 0; i < CASES; i++)
+    tests[i] = (struct CMUnitTest){cases[i].name, losses_follow_the_cpu, NULL, NULL,
+                                   (void *)(uintptr_t)&cases[i]};
+  cmocka_set_test_filter(getenv("TEST_FILTER"));
+  return _cmocka_run_group_tests("losses follow the CPU", tests, CASES, NULL, NULL);
 }
