@@ -98,6 +98,7 @@ typedef struct Case {
   const char *name; // of the test
   const char *operation;
   Tensor tensors[MOST_TENSORS];
+  void (*run)(const Subject *t); // a test that is none of the rig's; else NULL
   void (*call)(Backend *be, const Subject *t, Arg *a);
   // NULL: the CPU backend computes the reference. Else this does, in v->reference, which is zeros.
   void (*formula)(const Subject *t, const Values *v);
