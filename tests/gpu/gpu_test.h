@@ -101,6 +101,14 @@ static inline void *act_buffer(Bench *b, int64_t count, const float *values) {
 static inline void *grad_buffer(Bench *b, int64_t count, const float *values) {
   return buffer_of(b, b->be->grad_bytes, count, values);
 }
+// Writes activations in any memory of the backend.
+static inline void act_write(Backend *be, void *to, const float *values, int64_t count) {
+  uint16_t *bits = xmalloc((size_t)count * sizeof *bits);
+  const bool fp32 = be->act_bytes == 4;
+  for (int64_t i = 0; i < count; i++) bits[i] = to_bf16(values[i]);
+  be->services.write(be, to, fp32 ? (const void *)values : bits, (size_t)count * be->act_bytes);
+  free(bits);
+}
 static inline void bench_free(Bench *b) {
   for (int i = 0; i < b->count; i++) {
     b->be->services.release(b->be, b->buffers[i].base);

@@ -272,9 +272,7 @@ static void write_tokens(const Subject *t, const float *x, const float *sumsq, c
   *o = floats(TOKENS_ASKED * Hd);
   for (int32_t i = 0; i < TOKENS_ASKED; i++) {
     const int32_t position = (int32_t)t->s.T + i;
-    uint16_t *row = xmalloc((size_t)D * sizeof *row);
-    for (int64_t k = 0; k < D; k++) row[k] = to_bf16(x[i * D + k]);
-    services->write(b.be, x_gpu, row, (size_t)D * sizeof *row);
+    act_write(b.be, x_gpu, x + i * D, D);
     services->write(b.be, sumsq_gpu.data, &sumsq[i], sizeof *sumsq);
     services->write(b.be, position_gpu, &position, sizeof position);
     if (services->replay_begin(b.be, REPLAY_TOKEN)) {
@@ -284,7 +282,6 @@ static void write_tokens(const Subject *t, const float *x, const float *sumsq, c
       services->replay_end(b.be, REPLAY_TOKEN);
     }
     services->read_act(b.be, *o + i * Hd, o_gpu, Hd);
-    free(row);
   }
   *cache_after = bench_read(&b, cache_gpu);
   bench_free(&b);
@@ -419,11 +416,11 @@ static void cast_dlogits(const Subject *t) {
 // A tensor whose largest value this is, cast to copies.
 static void cast_largest(const Subject *t, Operand to, float largest) {
   const int64_t M = t->M, N = t->s.D;
-  uint16_t *bits = xcalloc((size_t)(M * N), sizeof *bits);
-  bits[M * N / 2] = to_bf16(-largest);
-  t->bf16->services.write(t->bf16, to.data, bits, (size_t)(M * N) * sizeof *bits);
+  float *values = floats(M * N);
+  values[M * N / 2] = -largest;
+  act_write(t->bf16, to.data, values, M * N);
   t->bf16->repack(t->bf16, M, N, to);
-  free(bits);
+  free(values);
 }
 static Operand cast_memory(Bench *b, const Subject *t) {
   Operand out = copies_new(b, t->M, t->s.D, DELAYED);
