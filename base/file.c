@@ -252,18 +252,6 @@ int path_rename(const char *from, const char *to, Error *err) {
   return error_set(err, "cannot rename '%s' to '%s': %s", from, to, errno_text());
 }
 
-int path_exchange(const char *from, const char *to, const char *old, Error *err) {
-  Error ignored;
-  if (!path_exists(to)) return path_rename(from, to, err);
-  if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return 0;
-  if (errno != EINVAL && errno != ENOSYS)
-    return error_set(err, "cannot exchange '%s' and '%s': %s", from, to, errno_text());
-  if (directory_remove(old, err) != 0 || path_rename(to, old, err) != 0) return -1;
-  if (path_rename(from, to, err) == 0) return 0;
-  path_rename(old, to, &ignored);
-  return -1;
-}
-
 uint64_t disk_free(const char *path) {
   struct statvfs s;
   PathText at = path_text("%s", path);

@@ -58,10 +58,6 @@ int directory_sync(const char *path, Error *err);   // fsync of a directory's en
 // Recursive; fine if it is not there. A link to a folder is an error.
 int directory_remove(const char *path, Error *err);
 int path_rename(const char *from, const char *to, Error *err);
-// Gives `from` the name `to`. If `to` exists, a folder with files, say, the two change places in
-// one step. File systems that cannot do this keep it as `old`; after a crash in between no file has
-// the name `to`.
-int path_exchange(const char *from, const char *to, const char *old, Error *err);
 // Bytes that this user may still write to the file system of `path`, or of the nearest folder above
 // it that is there; UINT64_MAX where the system does not say.
 uint64_t disk_free(const char *path);

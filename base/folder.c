@@ -26,6 +26,11 @@ static int by_name(const void *a, const void *b) {
   return strcmp(((const FolderFile *)a)->name, ((const FolderFile *)b)->name);
 }
 
+static bool is_there(const char *path) {
+  struct stat st;
+  return lstat(path, &st) == 0;
+}
+
 // Its descriptor; -1 where `path` is no folder. A link is none.
 static int open_folder(const char *path) {
   return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -44,21 +49,26 @@ static int list_entries(FolderList *list, DIR *dir) {
     }
     char *copy = xstrdup(name); // first: it may not return
     list->files = xrealloc(list->files, (list->count + 1) * sizeof *list->files);
-    list->files[list->count++] = (FolderFile){
-        .name = copy, .inode = st.st_ino, .bytes = (uint64_t)st.st_size, .time = st.st_mtim};
+    list->files[list->count++] = (FolderFile){.name = copy,
+                                              .inode = st.st_ino,
+                                              .bytes = (uint64_t)st.st_size,
+                                              .time = st.st_mtim,
+                                              .regular = S_ISREG(st.st_mode)};
   }
   return errno ? -1 : 0;
 }
 
-// `list` starts from zeros, and is to be freed, also after an error.
+// `list` starts from zeros, and is to be freed, also after an error. 1: it is a link or a file.
 static int list_folder(FolderList *list, const char *path, Error *err) {
   const int fd = open_folder(path);
   if (fd < 0 && errno == ENOENT) return 0;
   DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
   if (!dir) {
     error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
+    const bool other = fd < 0 && (errno == ENOTDIR || errno == ELOOP) && is_there(path);
+    if (other) error_set(err, "'%s' is a link or a file, not a folder: move or remove it", path);
     if (fd >= 0) close(fd);
-    return -1;
+    return other ? 1 : -1;
   }
   struct stat st;
   list->there = true;
@@ -110,37 +120,49 @@ static bool is_marked(const char *folder) {
 
 // ---- Removing
 
-// Removes the listed files from the folder, then the mark and the folder itself. A folder that
-// holds more stays, with its mark if a file could not be removed: errno is then not ENOTEMPTY.
-static int remove_files(const char *path, const FolderList *list) {
-  const int fd = open_folder(path);
-  if (fd < 0) return -1;
-  int failed = 0;
+// NULL: the caller writes all of them.
+static const char *first_foreign(const FolderList *list, FolderNames *is_ours) {
   for (size_t i = 0; i < list->count; i++)
+    if (!list->files[i].regular || !is_ours(list->files[i].name)) return list->files[i].name;
+  return NULL;
+}
+
+// The mark goes last, so that what a kill leaves is known. errno is ENOTEMPTY where more came.
+static int remove_listed(const char *path, const FolderList *list, Error *err) {
+  int failed = 0;
+  const int fd = open_folder(path);
+  for (size_t i = 0; fd >= 0 && i < list->count; i++)
     if (unlinkat(fd, list->files[i].name, 0) != 0 && errno != ENOENT) failed = errno;
-  if (!failed && unlinkat(fd, FOLDER_MARK, 0) != 0 && errno != ENOENT) failed = errno;
-  close(fd);
+  if (fd < 0 || (!failed && unlinkat(fd, FOLDER_MARK, 0) != 0 && errno != ENOENT)) failed = errno;
+  if (fd >= 0) close(fd);
   if (!failed && rmdir(path) != 0) failed = errno;
+  if (failed) error_set(err, "cannot remove '%s': %s", path, strerror(failed));
   errno = failed;
   return failed ? -1 : 0;
 }
 
-// Leaves those files in the list that the caller writes. Returns the name of another, which stays
-// valid, or NULL.
-static const char *keep_ours(const Folder *f, FolderList *list) {
-  const char *other = NULL;
-  size_t ours = 0;
-  for (size_t i = 0; i < list->count; i++) {
-    const FolderFile file = list->files[i];
-    list->files[i] = list->files[ours];
-    list->files[ours] = file;
-    if (f->is_ours(file.name))
-      ours++;
-    else
-      other = file.name;
+// An empty folder needs no mark: a process may have been killed before it put one.
+static int remove_folder(const char *path, const char *last, FolderNames *is_ours, bool needs_mark,
+                         Error *err) {
+  FolderList list = {0};
+  int status = list_folder(&list, path, err);
+  const char *foreign = status == 0 ? first_foreign(&list, is_ours) : NULL;
+  if (status == 0 && !foreign && needs_mark && list.count > 0 && !is_marked(path))
+    foreign = list.files[0].name;
+  if (foreign) {
+    error_set(err, "'%s' is not for ./%s to remove, as it holds '%.200s': move or remove it", path,
+              program_invocation_short_name, foreign);
+    status = 1;
+  } else if (status == 0 && list.there) {
+    status = last ? path_rename(path, last, err) : 0;
+    if (status == 0) status = remove_listed(last ? last : path, &list, err);
   }
-  list->count = ours;
-  return other;
+  list_free(&list);
+  return status;
+}
+
+int folder_remove(const char *path, const char *last, FolderNames *is_ours, Error *err) {
+  return remove_folder(path, last, is_ours, false, err);
 }
 
 static int busy(const Folder *f, Error *err) {
@@ -148,10 +170,11 @@ static int busy(const Folder *f, Error *err) {
                    program_invocation_short_name, f->path.text);
 }
 
-// The lock goes with the process, however it ends. *fd: -1 where there is no such folder.
+// The lock goes with the process, however it ends. *fd: -1 where there is no such folder, or no
+// lock is needed.
 static int take_lock(const Folder *f, const char *path, int *fd, Error *err) {
-  *fd = open_folder(path);
-  if (*fd < 0 && errno == ENOENT) return 0;
+  *fd = f->alone ? -1 : open_folder(path);
+  if (f->alone || (*fd < 0 && errno == ENOENT)) return 0;
   if (*fd < 0) return error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
   if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
   close(*fd);
@@ -159,26 +182,13 @@ static int take_lock(const Folder *f, const char *path, int *fd, Error *err) {
   return busy(f, err);
 }
 
-// Removes PATH.tmp or PATH.old of a killed process. An empty folder has no mark yet.
+// Removes PATH.tmp or PATH.old of a killed process.
 static int remove_leftover(const Folder *f, const char *path, Error *err) {
   int lock;
-  FolderList list = {0};
   if (take_lock(f, path, &lock, err) != 0) return -1;
-  if (lock < 0) return 0;
-  int status = list_folder(&list, path, err);
-  const size_t count = list.count;
-  const char *other = status == 0 ? keep_ours(f, &list) : NULL;
-  if (status == 0 && (other || (count > 0 && !is_marked(path))))
-    status = error_set(err,
-                       "'%s' is in the way, and holds '%.200s', which no unfinished ./%s left: "
-                       "move or remove it",
-                       path, other ? other : list.files[0].name, program_invocation_short_name);
-  if (status == 0 && remove_files(path, &list) != 0)
-    status = error_set(err, "cannot remove '%s': %s", path, strerror(errno));
-  list.count = count;
-  list_free(&list);
-  close(lock);
-  return status;
+  const int status = remove_folder(path, NULL, f->is_ours, !f->alone, err);
+  if (lock >= 0) close(lock);
+  return status == 0 ? 0 : -1;
 }
 
 // ---- Looking
@@ -197,7 +207,16 @@ static int follow_link(Folder *f, const char *path, Error *err) {
   return error_set(err, "'%s' is a link to '%.1000s', which is not there: remove it", path, target);
 }
 
-int folder_look(Folder *f, const char *path, bool (*is_ours)(const char *name), Error *err) {
+void folder_alone(Folder *f, const char *path, FolderNames *is_ours) {
+  *f = (Folder){.path = path_text("%s", path),
+                .temporary = path_text("%s.tmp", path),
+                .old = path_text("%s.old", path),
+                .is_ours = is_ours,
+                .alone = true,
+                .lock = -1};
+}
+
+int folder_look(Folder *f, const char *path, FolderNames *is_ours, Error *err) {
   *f = (Folder){.is_ours = is_ours, .lock = -1};
   if (follow_link(f, path, err) != 0) return -1;
   f->temporary = path_text("%s.tmp", f->path.text);
@@ -229,19 +248,23 @@ static int make_temporary(Folder *f, Error *err) {
   if (remove_leftover(f, path, err) != 0) return -1;
   if (mkdir(path, 0755) != 0)
     return error_set(err, "cannot create the folder '%s': %s", path, strerror(errno));
-  int status = take_lock(f, path, &f->lock, err);
-  if (status == 0) status = put_mark(path, err);
-  if (status == 0) return 0;
+  if (f->alone) return 0;
+  if (take_lock(f, path, &f->lock, err) == 0 && put_mark(path, err) == 0) return 0;
   unlink(mark_path(path).text);
   rmdir(path);
   return -1;
 }
 
+// Whether PATH.old is only what a killed process left.
+static bool has_old(const Folder *f) {
+  return f->alone ? is_there(f->path.text) && is_there(f->old.text) : is_marked(f->old.text);
+}
+
 int folder_begin(Folder *f, Error *err) {
   const PathText parent = path_parent(f->path.text);
-  f->missing = count_missing(parent.text);
-  f->begun = directory_create(parent.text, err) == 0 &&
-             (!is_marked(f->old.text) || remove_leftover(f, f->old.text, err) == 0) &&
+  f->missing = f->alone ? 0 : count_missing(parent.text);
+  f->begun = (f->alone || directory_create(parent.text, err) == 0) &&
+             (!has_old(f) || remove_leftover(f, f->old.text, err) == 0) &&
              make_temporary(f, err) == 0;
   if (!f->begun) remove_created(parent.text, f->missing);
   return f->begun ? 0 : -1;
@@ -272,24 +295,14 @@ static int rename_free(const char *from, const char *to, Error *err) {
   return error_set(err, "cannot rename '%s' to '%s': %s", from, to, strerror(errno));
 }
 
-static int take_free_name(Folder *f, Error *err) {
-  keep_mode(f);
-  const int status = rename_free(f->temporary.text, f->path.text, err);
-  if (status != 0) return status > 0 ? keep_both(f, NULL, err) : -1;
-  f->begun = false;
-  return directory_sync(path_parent(f->path.text).text, err);
-}
-
-// On file systems that cannot exchange two names.
+// On file systems that cannot exchange two names. 1: something else has one of them.
 static int exchange_by_renaming(Folder *f, Error *err) {
   Error ignored;
   int status = rename_free(f->path.text, f->old.text, err);
-  if (status > 0) return keep_both(f, NULL, err);
-  if (status < 0) return -1;
+  if (status != 0) return status;
   status = rename_free(f->temporary.text, f->path.text, err);
-  if (status == 0) return 0;
-  path_rename(f->old.text, f->path.text, &ignored);
-  return status > 0 ? keep_both(f, NULL, err) : -1;
+  if (status != 0) path_rename(f->old.text, f->path.text, &ignored);
+  return status;
 }
 
 // *removed: where the old folder is now.
@@ -303,55 +316,65 @@ static int exchange(Folder *f, const char **removed, Error *err) {
   return exchange_by_renaming(f, err);
 }
 
-// The old folder's lock keeps a second process from it until it is gone.
-static int replace(Folder *f, Error *err) {
-  int lock;
+// now: what is at `path`. The next one removes what cannot be removed now.
+static int take_name(Folder *f, const FolderList *now, Error *err) {
+  Error ignored;
   const char *removed = NULL;
+  keep_mode(f);
+  int status =
+      now->there ? exchange(f, &removed, err) : rename_free(f->temporary.text, f->path.text, err);
+  if (status > 0) return keep_both(f, NULL, err);
+  if (status < 0) return -1;
+  f->begun = false;
+  status = directory_sync(path_parent(f->path.text).text, err);
+  if (removed && !first_foreign(now, f->is_ours) && remove_listed(removed, now, &ignored) != 0 &&
+      errno == ENOTEMPTY && !f->alone)
+    status = error_set(err, "'%s' is complete, but a file came to the old one: see '%s'",
+                       f->path.text, removed);
+  return status;
+}
+
+// The old folder's lock keeps a second process from it until it is gone.
+static int replace(Folder *f, const FolderList *now, Error *err) {
+  int lock;
   if (take_lock(f, f->path.text, &lock, err) != 0) return -1;
   if (lock < 0) return keep_both(f, NULL, err);
   int status = put_mark(f->path.text, err);
-  if (status == 0) {
-    keep_mode(f);
-    status = exchange(f, &removed, err);
-    if (status != 0) unlink(mark_path(f->path.text).text);
-  }
-  if (status == 0) {
-    f->begun = false;
-    status = directory_sync(path_parent(f->path.text).text, err);
-    // The next run removes what cannot be removed now, but nothing that came there just now.
-    if (remove_files(removed, &f->before) != 0 && errno == ENOTEMPTY)
-      status = error_set(err, "'%s' is complete, but a file came to the old one: see '%s'",
-                         f->path.text, removed);
-  }
+  if (status == 0) status = take_name(f, now, err);
   close(lock);
   return status;
 }
 
-int folder_commit(Folder *f, Error *err) {
-  FolderList now = {0};
-  if (directory_sync(f->temporary.text, err) != 0) return -1;
-  int status = list_folder(&now, f->path.text, err);
-  const char *changed = status == 0 ? first_difference(&f->before, &now) : NULL;
-  if (changed) status = keep_both(f, changed, err);
-  const bool replaces = now.count > 0;
-  list_free(&now);
-  if (status == 0) status = replaces ? replace(f, err) : take_free_name(f, err);
-  if (!f->begun) unlink(mark_path(f->path.text).text);
+static int commit_among_others(Folder *f, const FolderList *now, Error *err) {
+  const char *changed = first_difference(&f->before, now);
+  const int status = changed      ? keep_both(f, changed, err)
+                     : now->there ? replace(f, now, err)
+                                  : take_name(f, now, err);
+  unlink(mark_path(f->path.text).text);
   return status;
+}
+
+int folder_commit(Folder *f, Error *err) {
+  Error ignored;
+  FolderList now = {0}; // made before anything is exchanged: it needs memory
+  if (directory_sync(f->temporary.text, err) != 0) return -1;
+  int status = list_folder(&now, f->path.text, f->alone ? &ignored : err);
+  if (f->alone) {
+    now.there = is_there(f->path.text); // a link, too, or a folder that may not be read
+    status = take_name(f, &now, err);
+  } else if (status == 0) {
+    status = commit_among_others(f, &now, err);
+  }
+  list_free(&now);
+  return status == 0 ? 0 : -1;
 }
 
 void folder_close(Folder *f) {
   Error ignored;
-  FolderList list = {0};
   if (f->begun) {
-    list_folder(&list, f->temporary.text, &ignored);
-    const size_t count = list.count;
-    keep_ours(f, &list);
-    remove_files(f->temporary.text, &list);
-    list.count = count;
+    folder_remove(f->temporary.text, NULL, f->is_ours, &ignored);
     remove_created(path_parent(f->path.text).text, f->missing);
   }
-  list_free(&list);
   if (f->lock >= 0) close(f->lock);
   list_free(&f->before);
   *f = (Folder){.lock = -1};

@@ -1,10 +1,10 @@
 // A folder that appears whole, or not at all. Its files are written into PATH.tmp, which takes the
-// name PATH once all of them are on disk. What was at PATH before is then removed, if the caller
-// allows that.
+// name PATH once all of them are on disk. If something has that name, both change places in one
+// step, and then the old folder is removed. A file system that cannot do this keeps the old folder
+// as PATH.old; a process killed at that moment leaves PATH.old and no PATH.
 //
-// Nothing else is removed: no file that came to PATH after folder_look, and nothing behind a link.
-// PATH.tmp and PATH.old of a killed process are known by a file in them, FOLDER_MARK; without it
-// they are somebody else's, and stay.
+// Only files that the caller writes are removed, and nothing behind a link: a folder with anything
+// else in it stays.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,13 +13,17 @@
 #include "base/error.h"
 #include "base/file.h"
 
-// In PATH.tmp while it is filled, and in what PATH was while it is replaced.
+// In PATH.tmp while it is filled, and in what PATH was while it is replaced: without this file the
+// PATH.tmp and PATH.old of folder_look are somebody else's, and stay.
 #define FOLDER_MARK ".unfinished"
+
+typedef bool FolderNames(const char *name); // whether the caller writes files of this name
 
 typedef struct FolderFile {
   char *name; // owned
   uint64_t inode, bytes;
   struct timespec time; // of its last change
+  bool regular;         // a file, not a link or a folder
 } FolderFile;
 
 typedef struct FolderList {
@@ -30,26 +34,34 @@ typedef struct FolderList {
 } FolderList;
 
 typedef struct Folder {
-  PathText path; // if a link was named: the folder that it points to
+  PathText path; // of folder_look, if a link was named: the folder that it points to
   PathText temporary, old;
-  bool (*is_ours)(const char *name); // the files that the caller writes
-  FolderList before;                 // at `path`, when it was looked at
-  int missing;                       // folders above it that were made
-  int lock;                          // on `temporary`, against a second process; -1: none
-  bool begun;                        // `temporary` is there, and folder_close removes it
+  FolderNames *is_ours;
+  FolderList before; // at `path`, when it was looked at
+  int missing;       // folders above it that were made
+  int lock;          // on `temporary`, against a second process; -1: none
+  bool alone;        // nobody else writes there: no marks and locks
+  bool begun;        // `temporary` is there, and folder_close removes it
 } Folder;
 
-// Looks at `path`, and writes nothing. is_ours: whether the caller writes files of this name. An
-// error where `path` is a file, a link to nothing, or was lost when a process was killed. What may
-// be in folder->before is the caller's to say, before folder_begin. folder_close afterwards, also
-// after an error.
-int folder_look(Folder *folder, const char *path, bool (*is_ours)(const char *name), Error *err);
+// A folder in one that the caller has locked, and that must be there. What has the name `path` is
+// replaced, a link too. Writes nothing. folder_close afterwards.
+void folder_alone(Folder *folder, const char *path, FolderNames *is_ours);
+// A folder where others may write. Looks at `path`, and writes nothing. An error where `path` is a
+// file, a link to nothing, or was lost when a process was killed. What may be in folder->before is
+// the caller's to say, before folder_begin. folder_close afterwards, also after an error.
+int folder_look(Folder *folder, const char *path, FolderNames *is_ours, Error *err);
 // Makes folder->temporary, empty, and removes what a killed process left. An error where another
 // process is writing there, or somebody else's files are in the way.
 int folder_begin(Folder *folder, Error *err);
-// Syncs it and gives it its name, with the permissions of the folder that was there. An error where
-// `path` is not as folder_look found it: then both folders stay.
+// Syncs it and gives it its name. After folder_look it gets the permissions of the folder that was
+// there, and an error where `path` has changed since leaves both.
 int folder_commit(Folder *folder, Error *err);
 // Frees the memory. Without a commit, also removes folder->temporary and the folders above it that
 // were made.
 void folder_close(Folder *folder);
+
+// Removes a folder of which the caller wrote every file. First gives it the name `last`, so that no
+// half of it has its own name; NULL: none. Fine if it is not there. 1 and the reason: it is a link
+// or holds more, and stays. -1: the system refused.
+int folder_remove(const char *path, const char *last, FolderNames *is_ours, Error *err);

@@ -16,14 +16,11 @@
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- keep.c
-// Whether a save wrote everything in the folder, which then may be removed. False, and *left gets
-// the reason appended, for a link and for a folder with anything else in it; false alone where it
-// cannot be listed or is absent.
-bool folder_is_ours(const char *path, Error *left);
-// Removes all RUN/step-*SUFFIX that are ours; the next save tries again where it fails.
+bool save_writes(const char *name); // whether a save writes files of this name
+// Removes all RUN/step-*SUFFIX. *left gets a remark on each that holds what no save writes; where
+// the system refuses, the next save tries again.
 void remove_leftovers(const char *run_dir, const char *suffix, Error *left);
-// Takes their names from the checkpoints that go, at a save of the state `now`; remove_leftovers
-// removes them. before: the step that `latest` named before the save; the run has passed those
+// Removes the checkpoints that go at a save of the state `now`. before: the step that `latest` named before the save; the run has passed those
 // between the two steps, which another one wrote. -1: not known.
 void prune(const char *run_dir, const TrainState *now, const TrainConfig *config, int64_t before,
            Error *left);

@@ -1,20 +1,15 @@
 // Which checkpoints stay in a run's folder. Only what a save writes is ever removed, and nothing
 // behind a link: any other folder stays, and the caller is told why.
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
+#include "base/folder.h"
 #include "model/checkpoint/files.h"
 
 // ---- What a save wrote
 
-static bool is_ours(const char *name) {
+bool save_writes(const char *name) {
   static const char *const names[] = {WEIGHTS_FILE,    WEIGHTS_INDEX_FILE, OPTIMIZER_FILE,
                                       RUN_CONFIG_FILE, STATE_FILE,         CHECKSUMS_FILE};
   int shard, shards;
@@ -25,58 +20,20 @@ static bool is_ours(const char *name) {
   return export_writes(name);
 }
 
-static DIR *open_folder(const char *path) {
-  const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-  if (fd >= 0 && !dir) close(fd);
-  return dir;
-}
-
-// The next entry of the folder besides . and ..; NULL after the last.
-static struct dirent *next_entry(DIR *dir) {
-  struct dirent *e = readdir(dir);
-  while (e && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)) e = readdir(dir);
-  return e;
-}
-
-bool folder_is_ours(const char *path, Error *left) {
-  DIR *dir = open_folder(path);
-  const char *separator = left->text[0] ? "; " : "";
-  bool ours = dir != NULL;
-  if (!dir && (errno == ELOOP || errno == ENOTDIR))
-    error_append(left, "%s'%s' is not removed: it is a link or a file", separator, path);
-  for (struct dirent *e; ours && (e = next_entry(dir));) {
-    struct stat st;
-    ours = is_ours(e->d_name) && fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-           S_ISREG(st.st_mode);
-    if (!ours)
-      error_append(left, "%s'%s' is not removed: no save wrote its '%.200s'", separator, path,
-                   e->d_name);
-  }
-  if (dir) closedir(dir);
-  return ours;
-}
-
-// Where a file cannot be removed the folder stays; the next save tries again.
-static void remove_ours(const char *path) {
-  DIR *dir = open_folder(path);
-  for (struct dirent *e; dir && (e = next_entry(dir));)
-    if (is_ours(e->d_name) && unlinkat(dirfd(dir), e->d_name, 0) != 0) break;
-  if (dir) closedir(dir);
-  rmdir(path);
-}
-
 // ---- What goes
 
+static void remark(Error *left, const Error *why) {
+  error_append(left, "%s%s", left->text[0] ? "; " : "", why->text);
+}
+
 void remove_leftovers(const char *run_dir, const char *suffix, Error *left) {
-  Error ignored;
+  Error why;
   int64_t *steps;
   int count;
-  step_list(run_dir, suffix, &steps, &count, &ignored);
-  for (int i = 0; i < count; i++) {
-    const PathText path = step_path(run_dir, steps[i], suffix);
-    if (folder_is_ours(path.text, left)) remove_ours(path.text);
-  }
+  step_list(run_dir, suffix, &steps, &count, &why);
+  for (int i = 0; i < count; i++)
+    if (folder_remove(step_path(run_dir, steps[i], suffix).text, NULL, save_writes, &why) > 0)
+      remark(left, &why);
   free(steps);
 }
 
@@ -94,24 +51,25 @@ int64_t checkpoint_best(const char *run_dir) {
 // name before its files, so that a crash leaves no half checkpoint behind.
 void prune(const char *run_dir, const TrainState *now, const TrainConfig *c, int64_t before,
            Error *left) {
-  Error ignored;
+  Error why;
   RunCheckpoints run;
   int64_t complete = 0, good = 0;
   const int64_t keep = c->keep_checkpoints, linked = checkpoint_best(run_dir);
   const int64_t best = !c->keep_best ? -1 : linked >= 0 ? linked : now->best_val_step;
-  const int status = run_checkpoints(&run, run_dir, &ignored);
+  const int status = run_checkpoints(&run, run_dir, &why);
   for (int i = 0; i < run.count && status == 0; i++) {
     const RunCheckpoint *at = &run.list[i];
     TrainState state;
-    if (at->step > now->step || at->old ||
-        checkpoint_complete(at->path.text, &state, &ignored) != 0)
+    if (at->step > now->step || at->old || checkpoint_complete(at->path.text, &state, &why) != 0)
       continue;
     const bool passed = before >= 0 && at->step > before && at->step < now->step;
     const bool newest = !passed && complete++ < keep,
                last_good =
                    !passed && state.updates < now->updates && good++ < (keep > 1 ? keep - 1 : 1);
-    if (!newest && !last_good && at->step != best && folder_is_ours(at->path.text, left))
-      path_rename(at->path.text, step_path(run_dir, at->step, ".tmp").text, &ignored);
+    if (!newest && !last_good && at->step != best &&
+        folder_remove(at->path.text, step_path(run_dir, at->step, ".tmp").text, save_writes, &why) >
+            0)
+      remark(left, &why);
   }
   free(run.list);
 }

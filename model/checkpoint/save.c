@@ -6,10 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
+#include "base/folder.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
 #include "model/tensors.h"
@@ -138,16 +137,6 @@ static uint64_t shard_bytes(const Export *export) {
   return export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
 }
 
-// Of its name nothing is there but what no save may remove.
-static int add_folder(const char *folder, Error *err) {
-  if (mkdir(folder, 0755) == 0) return 0;
-  if (errno != EEXIST)
-    return error_set(err, "cannot create the folder '%s': %s", folder, strerror(errno));
-  err->text[0] = '\0';
-  if (!folder_is_ours(folder, err)) return -1;
-  return error_set(err, "'%s' is in the way and cannot be removed", folder);
-}
-
 static int write_folder(const char *folder, const StateSource *source, const Config *config,
                         const Export *export, const TrainState *state, Error *err) {
   const SaveDtype dtype = config->output.save_dtype;
@@ -158,13 +147,12 @@ static int write_folder(const char *folder, const StateSource *source, const Con
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  const bool failed = add_folder(folder, err) ||
-                      write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
+  const bool failed = write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
                       (!model_alone && write_optimizer(folder, source, config, &sums, err)) ||
                       export_write(export, folder, &source->llama->config, dtype, err) ||
                       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
                       write_text(folder, STATE_FILE, state_json(&stored_state), err) ||
-                      sums_write(&sums, folder, err) || directory_sync(folder, err);
+                      sums_write(&sums, folder, err);
   sums_free(&sums);
   free(stored);
   return failed ? -1 : 0;
@@ -237,15 +225,6 @@ int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Er
 
 // ---- Its place in the run's folder
 
-// Gives the finished RUN/step-N.tmp its name. A folder that has it already changes places with it.
-static int put_in_place(const char *run_dir, int64_t step, Error *err) {
-  const PathText to = step_path(run_dir, step, ""), from = path_text("%s.tmp", to.text);
-  const PathText old = path_text("%s.old", to.text);
-  err->text[0] = '\0';
-  if (path_exists(old.text) && !folder_is_ours(old.text, err)) return -1; // it may be removed
-  return path_exchange(from.text, to.text, old.text, err);
-}
-
 // Swings RUN/NAME to the step's folder. Readers find the newest checkpoint without it, so a file
 // system without symbolic links is no failure, but nothing may name an older one there.
 static int point_link(const char *run_dir, const char *name, int64_t step, bool *no_links,
@@ -276,11 +255,9 @@ typedef struct Save {
   const Export *export;
   const TrainState *state;
   Error *err;
-  int64_t latest;          // that the link named before; -1: none
-  char intact[PATH_CHARS]; // the checkpoint before; "": none
-  Error unreadable;        // why it is not known; "": it is
-  Error remarks;           // about a save that succeeded
-  bool saved;              // the checkpoint is in place
+  int64_t latest; // that the link named before; -1: none
+  Error remarks;  // about a save that succeeded
+  bool saved;     // the checkpoint is in place
   int status;
 } Save;
 
@@ -297,34 +274,30 @@ static int point_best(const Save *s, bool *no_links) {
 
 static int save_checkpoint(Save *s) {
   const int64_t step = s->state->step;
-  const PathText temporary = step_path(s->run_dir, step, ".tmp");
   bool no_links = false;
-  if (write_folder(temporary.text, s->source, s->config, s->export, s->state, s->err) != 0 ||
-      put_in_place(s->run_dir, step, s->err) != 0 || directory_sync(s->run_dir, s->err) != 0 ||
-      point_best(s, &no_links) != 0 ||
-      point_link(s->run_dir, LATEST_LINK, step, &no_links, s->err) != 0)
-    return -1;
-  if (no_links)
+  Folder folder;
+  folder_alone(&folder, step_path(s->run_dir, step, "").text, save_writes);
+  const bool failed =
+      folder_begin(&folder, s->err) ||
+      write_folder(folder.temporary.text, s->source, s->config, s->export, s->state, s->err) ||
+      folder_commit(&folder, s->err) || point_best(s, &no_links) ||
+      point_link(s->run_dir, LATEST_LINK, step, &no_links, s->err);
+  folder_close(&folder);
+  if (!failed && no_links)
     error_set(&s->remarks,
               "the links 'latest' and 'best' cannot be made in '%s', as its file system takes no "
               "symbolic links; the newest checkpoint is the step-* of the largest number",
               s->run_dir);
-  return 0;
+  return failed ? -1 : 0;
 }
 
 static int make_save(Save *s) {
   const char *run_dir = s->run_dir;
   const TrainConfig *train = &s->config->train;
   Error ignored = {""};
-  char found[PATH_CHARS];
   prune(run_dir, s->state, train, -1, &ignored); // since the last save one may have become good
   remove_leftovers(run_dir, ".tmp", &ignored);   // before writing: they may fill the disk
-  const bool known = checkpoint_find(run_dir, found, &s->unreadable) == 0;
-  strcpy(s->intact, known ? found : "");
-  if (check_room(run_dir, s->config, s->err) != 0 || save_checkpoint(s) != 0) {
-    remove_leftovers(run_dir, ".tmp", &ignored);
-    return -1;
-  }
+  if (check_room(run_dir, s->config, s->err) != 0 || save_checkpoint(s) != 0) return -1;
   s->saved = true;
   prune(run_dir, s->state, train, s->latest, &s->remarks);
   remove_leftovers(run_dir, ".tmp", &s->remarks);
@@ -347,19 +320,16 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
             .state = state,
             .err = err,
             .latest = link_step(run_dir, LATEST_LINK)}; // needs no memory
-  Error ignored;
-  if (s.latest >= 0) give_path(s.intact, step_path(run_dir, s.latest, "").text, &ignored);
   // Memory that is refused after all is in place is no failure: pruning is tried again.
   if (memory_try(try_save, &s, err) ? s.status == 0 : s.saved) {
     *err = s.remarks;
     return 0;
   }
+  const PathText latest = step_path(run_dir, s.latest, "");
   const Error why = *err;
   error_set(err, "the checkpoint of step %lld could not be saved: %.1000s; ",
             (long long)state->step, why.text);
-  if (s.intact[0]) return error_append(err, "the checkpoint '%s' is intact", s.intact);
-  if (s.unreadable.text[0])
-    return error_append(err, "the run's earlier checkpoints cannot be read: %.600s",
-                        s.unreadable.text);
-  return error_append(err, "the run has no earlier checkpoint");
+  if (s.latest >= 0 && path_exists(latest.text))
+    return error_append(err, "the checkpoint '%s' is intact", latest.text);
+  return error_append(err, "earlier checkpoints, if there are any, are intact");
 }

@@ -28,7 +28,7 @@ untouched a_dataset_is_not_replaced "the folder 'set' holds a dataset already" -
 mkdir mine && echo x >mine/notes.txt
 untouched a_folder_with_other_files_is_refused "the folder 'mine' holds 'notes.txt'" --out mine text
 untouched even_with_force "the folder 'mine' holds 'notes.txt'" --force --out mine text
-untouched a_file_is_no_folder "'text': Not a directory" --out text text
+untouched a_file_is_no_folder "'text' is a link or a file" --out text text
 mkdir empty && runs --out empty/ text
 holds an_empty_folder_is_filled '[0123456789abcdefgh]' empty/train-00000.bin
 ln -s set link && runs --force --out link --val-fraction 0.5 text
@@ -46,9 +46,9 @@ mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.unfinished
 name=what_a_killed_run_left_is_removed
 if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $name "$(cat stderr) $(files late.tmp)"; fi
 mkdir theirs.tmp && touch theirs.tmp/letter theirs.tmp/.unfinished
-untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is in the way, and holds 'letter'" --out theirs text
+untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is not for ./prepare to remove, as it holds 'letter'" --out theirs text
 cp -r set copy.tmp
-untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is in the way, and holds 'checksums.json'" --out copy text
+untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is not for ./prepare to remove, as it holds 'checksums.json'" --out copy text
 cp -r set vault && ln -s vault away.tmp
 untouched nor_one_behind_a_link "cannot open the folder 'away.tmp': Not a directory" --out away text
 cp -r set half.old && touch half.old/.unfinished
@@ -91,7 +91,7 @@ meanwhile so_is_an_empty_one_that_is_filled "(see 'letter')" empty.2 'echo their
 cp -r set again
 meanwhile so_is_a_file_in_a_dataset_to_be_replaced "(see 'letter')" again 'echo theirs >again/letter' --force
 rm -r made
-untouched what_was_made_then_is_not_removed_later "'made.tmp' is in the way, and holds 'checksums.json'" --force --out made text
+untouched what_was_made_then_is_not_removed_later "'made.tmp' is not for ./prepare to remove, as it holds 'checksums.json'" --force --out made text
 mkfifo pipe
 "$prepare" --out busy - <pipe >stdout 2>stderr.first &
 job=$!

@@ -71,7 +71,7 @@ int __wrap_open(const char *path, int flags, ...) {
   va_start(args, flags);
   const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
   va_end(args);
-  const bool to_remove = flags & O_DIRECTORY && flags & O_NOFOLLOW; // model/checkpoint/keep.c
+  const bool to_remove = flags & O_DIRECTORY && flags & O_NOFOLLOW; // base/folder.c
   return strikes(to_remove ? "unlink" : "open") ? -1 : __real_open(path, flags, mode);
 }
 

@@ -1,6 +1,6 @@
 // ./prepare struck at any system call: whatever fails, and wherever the process dies, the output
 // folder holds nothing, the whole dataset that was there, or the whole new one, and the next run
-// leaves no trace of it.
+// leaves no trace of it. The states of the folder itself are test_folder's.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ enum { NOTHING = 0, BEFORE = 1, DURING = 2, AFTER = 3, TEXT_BYTES = 200 };
 typedef struct Scenario {
   const char *name, *out; // below the test's folder
   bool before;            // a dataset is there
-  bool no_exchange, from_stdin;
+  bool from_stdin;
 } Scenario;
 
 typedef struct Test {
@@ -54,7 +54,7 @@ static int run_struck(const Test *t, int64_t version, Fault fault, int at, bool 
     const int nowhere = open("/dev/null", O_WRONLY), text = open(t->text.text, O_RDONLY);
     dup2(nowhere, STDOUT_FILENO);
     dup2(text, STDIN_FILENO);
-    injected = (struct Injected){.fault = fault, .at = at, .no_exchange = t->scenario.no_exchange};
+    injected = (struct Injected){.fault = fault, .at = at};
     const int status = prepare(t, version, &err);
     const char *words = fault == NO_MEMORY ? "out of memory: the system refused" : "";
     const bool advised = !strstr(err.text, "out of memory") || strstr(err.text, "fewer --threads");
@@ -116,12 +116,6 @@ static bool strike(Test *t, Fault fault, int at) {
   t->out = path_text("%s/%s", t->folder.text, s->out);
   if (s->before && run_struck(t, BEFORE, NO_FAULT, 0, &ignored) != 0) fail_msg("%s: before", when);
   const int status = run_struck(t, DURING, fault, at, &reached);
-  const bool waits = !path_exists(t->out.text) && is_beside(t, ".old");
-  if (waits) { // between the two renames: the next run says so
-    if (!s->no_exchange || status != EXIT_KILLED) fail_msg("%s: the dataset is away", when);
-    assert_int_equal(run_struck(t, AFTER, NO_FAULT, 0, &ignored), 1);
-    assert_int_equal(path_rename(path_text("%s.old", t->out.text).text, t->out.text, &err), 0);
-  }
   const int64_t version = version_found(t, when);
   if (version != DURING && (status == 0 || version != (s->before ? BEFORE : NOTHING)))
     fail_msg("%s: status %d, version %d", when, status, (int)version);
@@ -149,68 +143,6 @@ static Test open_test(const char *folder, Scenario scenario) {
   return t;
 }
 
-// ---- What others put there
-
-static void write_letter(const char *folder) {
-  Error err;
-  assert_int_equal(file_write(path_text("%s/letter", folder).text, "x", 1, &err), 0);
-}
-
-static bool has_letter(const Test *t, const char *suffix) {
-  return path_exists(path_text("%s%s/letter", t->out.text, suffix).text);
-}
-
-static Test open_with_dataset(const char *folder, bool no_exchange) {
-  bool ignored;
-  Test t = open_test(folder, (Scenario){.out = "set", .no_exchange = no_exchange});
-  t.out = path_text("%s/set", folder);
-  assert_int_equal(run_struck(&t, BEFORE, NO_FAULT, 0, &ignored), 0);
-  return t;
-}
-
-static void remove_all(const Test *t) {
-  static const char *const suffixes[] = {"", ".tmp", ".old"};
-  Error err;
-  for (int i = 0; i < 3; i++)
-    assert_int_equal(directory_remove(path_text("%s%s", t->out.text, suffixes[i]).text, &err), 0);
-}
-
-// Without an exchange the old folder needs the name OUT.old.
-TEST(a_folder_of_somebody_with_the_name_of_the_old_one_stays) {
-  bool ignored;
-  const Test t = open_with_dataset(*state, true);
-  const PathText old = path_text("%s.old", t.out.text);
-  assert_int_equal(directory_add(old.text, &err), 0);
-  write_letter(old.text);
-  assert_int_equal(run_struck(&t, DURING, NO_FAULT, 0, &ignored), 1);
-  assert_int_equal(version_found(&t, "OUT.old is there"), BEFORE);
-  assert_true(has_letter(&t, ".old") && is_beside(&t, ".tmp"));
-  remove_all(&t);
-}
-
-// Global because the hook has no argument.
-static const char *struck_folder;
-
-// Once OUT was compared with what it was, and is about to be exchanged.
-static void put_letter(void) {
-  const PathText mark = path_text("%s/" FOLDER_MARK, struck_folder);
-  injected.before_sync = path_exists(mark.text) ? NULL : put_letter;
-  if (!injected.before_sync) write_letter(struck_folder);
-}
-
-TEST(a_file_that_comes_at_the_last_moment_stays) {
-  const Test t = open_with_dataset(*state, false);
-  struck_folder = t.out.text;
-  injected = (struct Injected){.before_sync = put_letter};
-  const int status = prepare(&t, DURING, &err);
-  injected = (struct Injected){0};
-  assert_int_equal(status, -1);
-  assert_says(&err, "is complete, but a file came to the old one");
-  assert_int_equal(version_found(&t, "a letter came"), DURING);
-  assert_true(has_letter(&t, ".tmp") && !has_letter(&t, ""));
-  remove_all(&t);
-}
-
 static void run_scenario(void **state, Scenario scenario) {
   enum { MAX_CALLS = 1000, LEAST_CALLS = 25 };
   Test t = open_test(*state, scenario);
@@ -229,13 +161,6 @@ TEST(a_struck_first_run_leaves_nothing_or_a_dataset) {
 
 TEST(a_struck_run_leaves_the_old_or_the_new_dataset) {
   run_scenario(state, (Scenario){.name = "forced run", .out = "set", .before = true});
-}
-
-TEST(the_same_holds_on_file_systems_without_exchange) {
-  run_scenario(state, (Scenario){.name = "forced run without exchange",
-                                 .out = "set",
-                                 .before = true,
-                                 .no_exchange = true});
 }
 
 TEST(the_same_holds_of_standard_input) {
