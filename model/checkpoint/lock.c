@@ -10,22 +10,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool same(const struct stat *a, const struct stat *b) {
-  return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
-static bool names_the_folder(const char *path, const struct stat *folder) {
-  struct stat named;
-  return stat(path, &named) == 0 && same(&named, folder);
-}
-
-// Whether RUN/lock still names the open file. Its holder removes it before letting go, so a file
-// that was just opened may have no name left.
-static bool still_there(const RunLock *lock) {
+// Whether this path names the lock file that is open; true where the file system does not answer.
+static bool is_named(const RunLock *lock, int folder, const char *path) {
   struct stat held, named;
-  if (fstatat(lock->folder, LOCK_FILE, &named, AT_SYMLINK_NOFOLLOW) != 0)
-    return errno != ENOENT && errno != ESTALE;
-  return fstat(lock->file, &held) != 0 || same(&held, &named);
+  if (fstatat(folder, path, &named, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno != ENOENT && errno != ENOTDIR && errno != ESTALE;
+  return fstat(lock->file, &held) != 0 ||
+         (held.st_dev == named.st_dev && held.st_ino == named.st_ino);
+}
+
+// A holder removes the file before it lets go, so one that was just opened may have no name left.
+static bool still_there(const RunLock *lock) {
+  return is_named(lock, lock->folder, LOCK_FILE);
 }
 
 static int refuse(const RunLock *lock, Error *err) {
@@ -84,14 +80,12 @@ static int take_lock(RunLock *lock, Error *err) {
 }
 
 int run_lock(RunLock *lock, const char *run_dir, Error *err) {
-  struct stat st;
   *lock = (RunLock){.folder = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
                     .given = path_text("%s", run_dir)};
   if (lock->folder < 0)
     return error_set(err, "cannot open the folder '%s': %s", run_dir, errno_text());
-  lock->path = path_text("/proc/self/fd/%d/.", lock->folder); // no other path begins so
-  if (fstat(lock->folder, &st) != 0 || !names_the_folder(lock->path.text, &st))
-    lock->path = lock->given;
+  lock->path = path_text("/proc/self/fd/%d/.", lock->folder);        // no other path begins so
+  if (!path_is_directory(lock->path.text)) lock->path = lock->given; // there is no /proc
   lock->held = take_lock(lock, err) == 0;
   if (lock->held) return 0;
   close(lock->folder);
@@ -107,19 +101,12 @@ void run_unlock(RunLock *lock) {
 }
 
 int run_lock_check(const RunLock *lock, Error *err) {
-  struct stat held, named;
   const char *given = lock->given.text;
-  const bool answers = stat(given, &named) == 0,
-             absent = !answers && (errno == ENOENT || errno == ENOTDIR || errno == ESTALE),
-             known = fstat(lock->folder, &held) == 0;
-  const bool elsewhere = absent || (answers && known && !same(&held, &named));
-  if (elsewhere)
-    return error_set(
-        err, "output.dir '%s' was moved, removed or replaced while the run trained there", given);
-  if (still_there(lock)) return 0;
+  if (is_named(lock, AT_FDCWD, path_text("%s/" LOCK_FILE, given).text)) return 0;
   return error_set(err,
-                   "'%s/" LOCK_FILE "' was removed or replaced while the run trained there, so "
-                   "output.dir may be another run's now",
+                   "output.dir '%s', or '" LOCK_FILE
+                   "' in it, was moved, removed or replaced while "
+                   "the run trained there",
                    given);
 }
 

@@ -3,7 +3,7 @@
 // nothing. Readers (--generate, --eval) take none.
 //
 // The folder stays open with its lock: every file below `path` is written into this folder, even if
-// somebody moves it, or gives its name to another, at that very moment.
+// its name is another folder's by then.
 #pragma once
 #include <stdbool.h>
 #include "base/error.h"
@@ -25,9 +25,9 @@ int run_lock(RunLock *lock, const char *run_dir, Error *err);
 // Removes the file, unless its name belongs to another by now; zeros are fine.
 void run_unlock(RunLock *lock);
 
-// 0 while the name and the lock are still this run's. -1 and the reason where the folder was moved,
-// removed or replaced, or its lock was: nothing may be written there any more. A file system that
-// does not answer counts as 0.
+// 0 while RUN/lock is still this run's. -1 and a message where the folder or the lock was moved,
+// removed or replaced: nothing may be written there any more. A file system that does not answer
+// counts as 0.
 int run_lock_check(const RunLock *lock, Error *err);
 
 // A message about files below lock->path becomes one about the folder as the user named it.

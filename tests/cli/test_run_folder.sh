@@ -171,7 +171,7 @@ running '"kind":"train"'
 rm "$run/lock"
 before=$(ls "$run")
 sleep 1.1
-ended loses_its_lock 'so output.dir may be another run.s now; the run ends at step [0-9]*; it has saved no checkpoint'
+ended loses_its_lock 'while the run trained there; the run ends at step [0-9]*; it has saved no checkpoint'
 check nothing_more_is_written_there "$(ls "$run")" test "$(ls "$run")" = "$before"
 rm -rf "$run"
 

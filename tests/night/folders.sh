@@ -15,7 +15,7 @@ variants=('train.save_interval=5'
   'train.save_interval=9 output.background_save=false output.save_dtype=bf16'
   'train.save_interval=25 train.eval_interval=20 train.keep_best=true')
 home=$folder/home run=$folder/home/run away=$folder/home/away
-lost='was moved, removed or replaced while the run trained|may be another run'
+lost='was moved, removed or replaced while the run trained'
 declare -A pids
 
 begin() { # NAME FOLDER ARGUMENTS...
