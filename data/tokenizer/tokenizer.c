@@ -408,14 +408,13 @@ int tokenizer_save(const Tokenizer *t, const char *folder, Error *err) {
   const PathText json = path_text("%s/tokenizer.json", folder);
   const PathText config = path_text("%s/tokenizer_config.json", folder);
   const PathText jinja = path_text("%s/" CHAT_TEMPLATE_FILE, folder);
-  if (file_write_atomic(json.text, t->json, t->json_bytes, err) != 0) return -1;
-  if (t->jinja &&
-      file_write_atomic(jinja.text, t->chat_template, strlen(t->chat_template), err) != 0)
+  if (file_write(json.text, t->json, t->json_bytes, err) != 0) return -1;
+  if (t->jinja && file_write(jinja.text, t->chat_template, strlen(t->chat_template), err) != 0)
     return -1;
-  if (t->config) return file_write_atomic(config.text, t->config, t->config_bytes, err);
+  if (t->config) return file_write(config.text, t->config, t->config_bytes, err);
   char *begin = copy_text(t, t->facts.bos), *end = copy_text(t, t->facts.eos);
   char *text = export_tokenizer_config(begin, end, NULL);
-  const int result = file_write_atomic(config.text, text, strlen(text), err);
+  const int result = file_write(config.text, text, strlen(text), err);
   free(begin);
   free(end);
   free(text);

@@ -16,15 +16,10 @@
 // output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME:
 // with backend.masters=bf16 only the norm weights' masters, since the others are exact.
 //
-// A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
-// then swings the symbolic link RUN/latest by rename, syncs RUN again, and only then removes old
-// checkpoints. Whatever fails, the previous checkpoint and `latest` stay as they were.
-//
-// If a folder of the same step exists (a run was rolled back and came here again), it is exchanged
-// for the new one in one atomic step. If the file system has no exchange, the old folder is first
-// renamed to step-00000100.old; a crash right then leaves `latest` dangling, and checkpoint_find
-// falls back to the .old folder. If the file system has no symbolic links, there is no `latest`,
-// and the newest checkpoint is the one with the largest step.
+// A save makes the folder as base/folder.h says, then swings the symbolic link RUN/latest by rename,
+// and only then removes old checkpoints. Whatever fails, the checkpoint before and `latest` stay as
+// they were. If a crash leaves step-00000100.old alone, checkpoint_find takes that. If the file
+// system has no symbolic links, the newest checkpoint is the one with the largest step.
 #pragma once
 #include "data/mixture.h"
 #include "data/model_folder.h"
@@ -106,25 +101,10 @@ struct StateSource {
 };
 StateSource state_source(const Llama *llama); // the backend as it is
 
-// Saves RUN/step-%08d. RUN must exist: where it was removed the save fails, and does not create it.
-// Without room for a checkpoint nothing is written. config->train.resume is stored as "", and
-// state->model_alone as output.save_optimizer says. export may be NULL: no tokenizer, nothing
-// carried over. The best validation's checkpoint becomes RUN/best where keep_best says so.
-//
-// -1: *err ends with the checkpoint that is still there. 0: *err has remarks on what could not be
-// linked or removed, else "".
-//
-// Checkpoints are removed before and after a save. Of the complete checkpoints of this and earlier
-// steps these stay:
-//   the newest keep_checkpoints (checkpoints without checksums.json come after all others)
-//   the one that RUN/best names, or without a link the state's best
-//   the newest (keep_checkpoints - 1, at least one) after which an update was applied, so that even
-//     many skipped updates in a row remove nothing good: the weights of the last save may already
-//     have diverged
-// Checkpoints of later steps (from before a rollback) stay until the run passes them. Links,
-// folders with other names, incomplete folders, and folders with anything that no save wrote are
-// never removed; step-*.tmp and step-*.old, which a crash may leave, are. If removing fails, the
-// next save tries again.
+// Saves RUN/step-%08d, points RUN/latest at it, and RUN/best where train.keep_best says so; then
+// removes the checkpoints that need not stay (keep.c). RUN must exist. export may be NULL: no
+// tokenizer, nothing carried over. -1: RUN/latest is as it was, and *err says what is intact. 0:
+// *err has remarks on what could not be linked or removed, else "".
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 

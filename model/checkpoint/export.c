@@ -99,8 +99,7 @@ void export_close(Export *x) {
 
 // ---- Writing
 
-// Frees `text`.
-static int write_text(const char *folder, const char *name, char *text, Error *err) {
+int write_text(const char *folder, const char *name, char *text, Error *err) {
   const int status = file_write(path_text("%s/%s", folder, name).text, text, strlen(text), err);
   free(text);
   return status;

@@ -26,7 +26,9 @@ void prune(const char *run_dir, const TrainState *now, const TrainConfig *config
            Error *left);
 
 // ---- export.c
-bool export_writes(const char *name); // a file of this name, or its .tmp
+bool export_writes(const char *name); // a file of this name, or its .tmp of older versions
+// Writes and syncs FOLDER/NAME, and frees the text.
+int write_text(const char *folder, const char *name, char *text, Error *err);
 
 // ---- content.c
 // Checks the files against `sums` (where it has any), and that their values are possible. What is

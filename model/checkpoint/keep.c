@@ -46,9 +46,12 @@ int64_t checkpoint_best(const char *run_dir) {
   return link_step(run_dir, BEST_LINK);
 }
 
-// As checkpoint.h says, in the order in which a resume tries them. An update that was applied since
-// a save had a finite loss, so the weights that it was computed from were good. A folder loses its
-// name before its files, so that a crash leaves no half checkpoint behind.
+// Of the complete checkpoints up to this step these stay, in the order in which a resume tries them:
+//   the newest keep_checkpoints;
+//   the one that RUN/best names, or without a link the state's best;
+//   the newest keep_checkpoints - 1, at least one, after which an update was applied. Its loss was
+//     finite, so their weights are good, while the last save's may have diverged already.
+// Checkpoints of later steps (from before a rollback) stay until the run passes them.
 void prune(const char *run_dir, const TrainState *now, const TrainConfig *c, int64_t before,
            Error *left) {
   Error why;

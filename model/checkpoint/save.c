@@ -87,13 +87,6 @@ static int write_tensors(const char *folder, const char *name, const StateSource
   return status;
 }
 
-// Takes the text over.
-static int write_text(const char *folder, const char *file, char *text, Error *err) {
-  const int status = file_write(path_text("%s/%s", folder, file).text, text, strlen(text), err);
-  free(text);
-  return status;
-}
-
 // model.safetensors, or its shards and their index.
 static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
                          uint64_t most_bytes, FileSums *sums, Error *err) {
@@ -181,24 +174,10 @@ static int check_room(const char *run_dir, const Config *config, Error *err) {
   const uint64_t free_bytes = disk_free(run_dir), needed = checkpoint_bytes(config);
   if (free_bytes >= needed) return 0;
   return error_set(err,
-                   "'%s' has %s of free space, but a checkpoint needs %s: make room, or choose "
-                   "another output.dir",
+                   "'%s' has %s of free space, but a checkpoint needs %s: make room, or set "
+                   "output.dir, output.save_dtype, output.save_optimizer=false or "
+                   "train.save_interval=-1",
                    run_dir, size_text(free_bytes).text, size_text(needed).text);
-}
-
-// How a run trains with less room.
-static int advise_room(const Config *config, Error *err) {
-  const bool whole = config->output.save_optimizer;
-  Config less = *config;
-  less.output.save_optimizer = false;
-  if (whole)
-    error_append(err, "; output.save_optimizer=false saves the model alone, %s",
-                 size_text(checkpoint_bytes(&less)).text);
-  less.output.save_dtype = SAVE_BF16;
-  if (config->output.save_dtype != SAVE_BF16)
-    error_append(err, "; with output.save_dtype=bf16%s it is %s", whole ? ", too," : "",
-                 size_text(checkpoint_bytes(&less)).text);
-  return error_append(err, "; train.save_interval=-1 trains without saving anything");
 }
 
 // The newest are there beside the one that is written.
@@ -208,7 +187,7 @@ int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Er
   int64_t *found;
   int count;
   if (t->save_interval < 0) return 0;
-  if (check_room(run_dir, config, err) != 0) return advise_room(config, err);
+  if (check_room(run_dir, config, err) != 0) return -1;
   if (step_list(run_dir, "", &found, &count, err) != 0) return -1;
   free(found);
   const int64_t all = count + saves, most = t->keep_checkpoints + 1,
