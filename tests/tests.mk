@@ -29,7 +29,7 @@ build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink unlinkat rmdir malloc calloc \
   realloc
 WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
-build/%/test_folder build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
+build/%/test_folder_faults build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
   build/%/test_report build/%/test_changed_data: EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_usable

@@ -53,6 +53,53 @@ else
   echo 'ok - saves_fail_alone # SKIP there is no prlimit'
 fi
 
+# ---- Limits of the address space, from too small to ample, under each command: it ends in time, well or with one message,
+# and a run that failed resumes from its last checkpoint to the same bits.
+write_text 60000 >"$folder/long.txt"
+must "$PREPARE" --train-tokenizer 300 --out "$folder/tokenizer" "$folder/text.txt"
+options=(model.hidden_size=256 model.intermediate_size=1024 train.steps=12 train.save_interval=3 train.eval_interval=6
+  train.keep_checkpoints=4 backend.threads=2)
+must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"
+run=$folder/run out=$folder/out
+line_of() { # WHAT: its command, which writes what it writes anew, in `line`
+  rm -rf "$run" "$out" "$out.tmp"
+  case $1 in
+  train) line=("$TRAIN" "$config" "${options[@]}" "output.dir=$run") ;;
+  train_waiting) line=("$TRAIN" "$config" "${options[@]}" "output.dir=$run" output.background_save=false) ;;
+  eval) line=("$TRAIN" --eval "$folder/whole" --data "$folder/data") ;;
+  generate) line=("$TRAIN" --generate "$folder/whole" --prompt line --tokens 40) ;;
+  prepare) line=("$PREPARE" --out "$out" "$folder/long.txt") ;;
+  encode) line=("$PREPARE" --out "$out" --tokenizer "$folder/tokenizer" "$folder/long.txt") ;;
+  train_tokenizer) line=("$PREPARE" --train-tokenizer 300 --out "$out" "$folder/long.txt") ;;
+  esac
+}
+wrong_end() { # what is wrong with how it ended; failed saves that training outlives are told, too
+  case $1-$(grep -vcE '^(train|prepare): .*; training goes on$' "$folder/said.err") in
+  0-0 | 127-*) ;; # 127: the system's loader, where not even the libraries fit
+  1-1) tail -n 1 "$folder/said.err" | grep -qE '^(train|prepare): ' || echo 'not a message of ours' ;;
+  *) echo "status $1" ;;
+  esac
+}
+for what in train train_waiting eval generate prepare encode train_tokenizer; do
+  wrong='' small=0 resumed=0 status=''
+  for ((kib = 50000; kib < 64 << 20 && ${#wrong} == 0; kib = kib * 6 / 5)); do
+    line_of $what
+    (ulimit -v $kib && exec timeout -k 5 60 "${line[@]}") >"$folder/said" 2>"$folder/said.err" </dev/null
+    status=$?
+    wrong=$(wrong_end $status)
+    [ -z "$wrong" ] || wrong+=" under $kib KiB: $(cat "$folder/said.err")"
+    [ $status != 0 ] || [ -s "$folder/said.err" ] || break # ample
+    [ $status != 1 ] || small=$((small + 1))
+    case $what-$status in train-1 | train_waiting-1) ;; *) continue ;; esac
+    "${line[@]}" train.resume=auto >"$folder/said" 2>&1 && same_bits "$folder/whole" "$run" >/dev/null 2>&1 ||
+      wrong="under $kib KiB it did not resume to the same bits: $(tail -n 1 "$folder/said")"
+    resumed=$((resumed + 1))
+  done
+  check "under_any_limit_it_ends_well_or_with_one_message_$what" "$wrong" test -z "$wrong"
+  check "some_limits_were_too_small_and_one_was_ample_$what" "$small were, $resumed resumed; the last status is $status" \
+    test $small -gt 0 -a "$status" = 0
+done
+
 # ---- Limits from where OpenBLAS's buffers, which it would ask for without an end, do not fit any more.
 ends_by() { # KIB: how `train --version` ends; nothing if all is well
   local status

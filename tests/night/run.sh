@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, damage in checkpoints and in data under a run, folders
-# that are taken from under their runs, limits of memory and faults at system calls, and beside them every fuzz target in turn. Ends with a table of what
-# was done and what failed, also in build/night/report.md;
-# what failed is kept in build/night/evidence, and the inputs that fuzzing found in build/night/corpus, for the next night.
+# A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, data that change under a run, faults at system calls,
+# and every fuzz target in turn. Ends with a table of what was done and what failed, also in build/night/report.md. What
+# failed is kept in build/night/evidence, and the inputs that fuzzing found in build/night/corpus, for the next night.
 # usage: make night [NIGHT_MINUTES=480] [NIGHT_SEED=N]; FUZZERS: the targets' programs
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -26,14 +25,11 @@ attacks() {
   local program
   # What is written to memory is written a hundred times faster than to a disk, and a kill loses neither.
   [ ! -w /dev/shm ] || export TMPDIR=/dev/shm
-  for program in build/release/tests/unit/test_{checkpoint,prepare}_faults; do
+  for program in build/release/tests/unit/test_{folder,checkpoint,prepare}_faults; do
     "$program" >"$said/$(basename "$program").0" 2>&1
   done
-  part kills $((total * 40 / 100))
-  part flips $((total * 20 / 100))
-  part data $((total * 5 / 100))
-  part folders $((total * 12 / 100))
-  part limits $((total * 8 / 100))
+  part kills $((total * 60 / 100))
+  part data $((total * 20 / 100))
   unset TMPDIR
   part power $((total - SECONDS > 10 ? total - SECONDS : 10))
 }
@@ -74,20 +70,9 @@ row() { # WHAT NUMBER PART
     row "of these in: $moment" "$(sum_of kills "in $moment")" kills
   done
   row 'power cuts' "$(sum_of power 'power cuts')" power
-  row 'damaged checkpoints' "$(sum_of flips 'in .*')" flips
-  for what in flip flips cut longer page; do row "of these: $what" "$(sum_of flips "$what of bits or bytes")" flips; done
-  for what in missing 'of another step' 'of another run'; do
-    row "of these: a file $what" "$(sum_of flips "$what")" flips
-  done
   row 'data overwritten under a run, or before' "$(sum_of data trials)" data
   row 'of these ended with an error' "$(sum_of data 'of .*: ended with an error')" data
-  row 'runs whose folder was taken' "$(sum_of folders runs)" folders
-  row 'processes in them' "$(sum_of folders processes)" folders
-  row 'of these ended, as their folder was taken' "$(sum_of folders 'ended, as its folder was taken')" folders
-  row 'limits of memory' "$(sum_of limits 'limits of .*')" limits
-  row 'of these: too small' "$(sum_of limits 'that .* found too small')" limits
-  row 'failed runs that resumed' "$(sum_of limits 'failed runs that resumed')" limits
-  for program in test_checkpoint_faults test_prepare_faults; do
+  for program in test_folder_faults test_checkpoint_faults test_prepare_faults; do
     row "faults at system calls, $program" "$(faults_of "$program")" "$program"
   done
   for program in "${fuzzers[@]}"; do

@@ -174,7 +174,7 @@ static void run_scenario(const Scenario *scenario) {
   tiny_run_close(&t.run);
 }
 
-// The calls of a folder itself are struck in test_folder: here it is the files, the links and what
+// The calls of a folder itself are struck in test_folder_faults: here it is the files, the links and what
 // is removed.
 TEST(a_struck_first_save_leaves_nothing_or_a_checkpoint) {
   run_scenario(&(Scenario){.name = "first save", .during = 200, .keep = 2});

@@ -1,6 +1,6 @@
 // ./prepare struck at any system call: whatever fails, and wherever the process dies, the output
 // folder holds nothing, the whole dataset that was there, or the whole new one, and the next run
-// leaves no trace of it. The states of the folder itself are test_folder's.
+// leaves no trace of it. The states of the folder itself are test_folder_faults'.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

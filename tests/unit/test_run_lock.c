@@ -43,17 +43,6 @@ static void expect_text(const char *path, const char *text) {
   free(found);
 }
 
-static void expect_kept(const Locked *l) {
-  Error err = {""};
-  must(run_lock_check(&l->lock, &err), &err);
-}
-
-static void expect_lost(const Locked *l) {
-  Error err = {""};
-  expect_error(run_lock_check(&l->lock, &err), &err, "was moved, removed or replaced");
-  expect_error(-1, &err, l->run.text);
-}
-
 // ---- One process a folder
 
 TEST_WITH(a_second_lock_is_refused_until_the_first_is_gone, make_folder, remove_folder) {
@@ -91,76 +80,70 @@ TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folde
   assert_false(lock.held);
 }
 
-TEST_WITH(the_lock_of_another_is_not_removed, make_folder, remove_folder) {
-  Locked l = locked_run(state);
-  move(l.run.text, l.moved.text);
-  must(directory_add(l.run.text, &err), &err);
-  RunLock second;
-  must(run_lock(&second, l.run.text, &err), &err);
-  run_unlock(&l.lock);
-  assert_true(path_exists(l.file.text));
-  assert_false(path_exists(path_text("%s/" LOCK_FILE, l.moved.text).text));
-  run_unlock(&second);
-
-  must(run_lock(&l.lock, l.run.text, &err), &err);
-  assert_int_equal(unlink(l.file.text), 0);
-  must(run_lock(&second, l.run.text, &err), &err); // of the same folder
-  run_unlock(&l.lock);
-  assert_true(path_exists(l.file.text));
-  run_unlock(&second);
-  assert_false(path_exists(l.file.text));
-}
-
 // ---- Whose folder it is
 
-TEST_WITH(a_folder_that_is_there_is_kept, make_folder, remove_folder) {
-  Locked l = locked_run(state);
-  expect_kept(&l);
-  move(l.run.text, l.moved.text);
-  assert_int_equal(symlink("moved", l.run.text), 0); // as one does where a disk is full
-  expect_kept(&l);
-  run_unlock(&l.lock);
+typedef enum Attack {
+  NOTHING,
+  LINK_LEFT,
+  MOVED_AND_BACK,
+  REMOVED,
+  EMPTIED,
+  MOVED,
+  PARENT_MOVED,
+  REPLACED,
+  SWAPPED,
+  LOCK_REMOVED,
+  LOCK_TAKEN,
+  LOCK_LINKED,
+  ATTACKS
+} Attack;
+
+// RUN is FOLDER/home/run. *other: the lock of another run, where there is one.
+static void strike(Attack attack, const char *folder, RunLock *other) {
+  Error err = {""};
+  const PathText home = path_text("%s/home", folder), run = path_text("%s/run", home.text),
+                 away = path_text("%s/away", home.text), file = path_text("%s/lock", run.text);
+  if (attack == REMOVED) must(directory_remove(run.text, &err), &err);
+  if (attack == LINK_LEFT || attack == MOVED_AND_BACK || attack == MOVED || attack == REPLACED ||
+      attack == SWAPPED)
+    move(run.text, away.text);
+  if (attack == LINK_LEFT) assert_int_equal(symlink("away", run.text), 0); // a disk was full
+  if (attack == MOVED_AND_BACK) move(away.text, run.text);
+  if (attack == PARENT_MOVED) move(home.text, path_text("%s/gone", folder).text);
+  if (attack == REPLACED || attack == SWAPPED) must(directory_add(run.text, &err), &err);
+  if (attack == EMPTIED || attack >= LOCK_REMOVED) assert_int_equal(unlink(file.text), 0);
+  if (attack == SWAPPED || attack == LOCK_TAKEN) must(run_lock(other, run.text, &err), &err);
+  if (attack == LOCK_LINKED) assert_int_equal(symlink("precious", file.text), 0);
 }
 
-TEST_WITH(a_folder_that_was_moved_or_removed_is_lost, make_folder, remove_folder) {
-  Locked l = locked_run(state);
-  move(l.run.text, l.moved.text);
-  expect_lost(&l);
-  must(directory_add(l.run.text, &err), &err); // and another has its name
-  expect_lost(&l);
-  must(directory_remove(l.run.text, &err), &err);
-  move(l.moved.text, l.run.text); // it is back
-  expect_kept(&l);
-  must(directory_remove(l.run.text, &err), &err);
-  expect_lost(&l);
-  must(directory_add(l.run.text, &err), &err);
-  expect_lost(&l);
-  run_unlock(&l.lock);
-}
-
-TEST_WITH(a_folder_without_our_lock_is_lost, make_folder, remove_folder) {
-  Locked l = locked_run(state);
-  RunLock second;
-  assert_int_equal(unlink(l.file.text), 0);
-  expect_lost(&l);
-  must(run_lock(&second, l.run.text, &err), &err);
-  expect_lost(&l);
-  run_unlock(&second);
-  run_unlock(&l.lock);
+TEST_WITH(a_run_knows_whether_its_folder_is_its_own, make_folder, remove_folder) {
+  const char *folder = *state;
+  const PathText home = path_text("%s/home", folder), run = path_text("%s/run", home.text),
+                 note = path_text("%s/note", run.text);
+  for (Attack attack = NOTHING; attack < ATTACKS; attack++) {
+    RunLock lock, other = {.held = false};
+    must(directory_create(run.text, &err), &err);
+    must(run_lock(&lock, run.text, &err), &err);
+    strike(attack, folder, &other);
+    if (attack < REMOVED)
+      must(run_lock_check(&lock, &err), &err);
+    else
+      expect_error(run_lock_check(&lock, &err), &err,
+                   "was moved, removed or replaced while the run");
+    if (attack >= REMOVED) expect_error(-1, &err, run.text);
+    // What is written all the same lands in the folder that is held, and the lock of another stays.
+    if (attack != REMOVED) write_text(path_text("%s/note", lock.path.text).text, "ours");
+    const bool still_named = attack < REMOVED || attack == EMPTIED || attack >= LOCK_REMOVED;
+    assert_int_equal(path_exists(note.text), still_named);
+    run_unlock(&lock);
+    if (other.held) assert_true(path_exists(path_text("%s/" LOCK_FILE, run.text).text));
+    run_unlock(&other);
+    must(directory_remove(home.text, &err), &err);
+    must(directory_remove(path_text("%s/gone", folder).text, &err), &err);
+  }
 }
 
 // ---- What is written
-
-TEST_WITH(what_is_written_lands_in_the_folder_that_is_held, make_folder, remove_folder) {
-  Locked l = locked_run(state);
-  move(l.run.text, l.moved.text);
-  must(directory_add(l.run.text, &err), &err);
-  write_text(path_text("%s/note", l.lock.path.text).text, "ours");
-  assert_false(path_exists(path_text("%s/note", l.run.text).text));
-  expect_text(path_text("%s/note", l.moved.text).text, "ours");
-  must(directory_sync(l.lock.path.text, &err), &err);
-  run_unlock(&l.lock);
-}
 
 TEST_WITH(sentences_have_the_users_name, make_folder, remove_folder) {
   Locked l = locked_run(state);
