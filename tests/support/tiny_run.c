@@ -47,9 +47,19 @@ static float tiny_value(uint64_t version, int array, int64_t i) {
   return array % 3 == 0 && value > 0x1.fep127f ? 0x1.fep127f : value; // a weight is finite in bf16
 }
 
-static float *tiny_array(uint64_t version, int array, int64_t count) {
+// Value `part` of a parameter: masters that are kept in bf16 have no other bits.
+static float *tiny_array(const TinyRun *run, uint64_t version, int param, int part) {
+  const ParamTensor *p = &run->llama.tensors[param];
+  const int64_t count = p->rows * p->cols;
+  const bool bf16 = part == 0 && !p->vector && run->config.backend.masters == MASTERS_BF16;
   float *values = xmalloc((size_t)count * sizeof *values);
-  for (int64_t i = 0; i < count; i++) values[i] = tiny_value(version, array, i);
+  for (int64_t i = 0; i < count; i++) {
+    uint32_t bits;
+    values[i] = tiny_value(version, 3 * param + part, i);
+    memcpy(&bits, &values[i], sizeof bits);
+    bits &= bf16 ? 0xffff0000u : 0xffffffffu;
+    memcpy(&values[i], &bits, sizeof bits);
+  }
   return values;
 }
 
@@ -59,7 +69,7 @@ void tiny_run_fill(TinyRun *run, uint64_t version) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t count = p->rows * p->cols;
     for (int j = 0; j < (p->v ? 3 : 2); j++) {
-      float *values = tiny_array(version, 3 * i + j, count);
+      float *values = tiny_array(run, version, i, j);
       if (j == 0) be->services.write_master(be, p, 0, values, count);
       if (j > 0) be->services.write_moments(be, j == 1 ? p->m : p->v, values, count);
       free(values);
@@ -75,7 +85,7 @@ int tiny_run_differs(const TinyRun *run, uint64_t version) {
     const int64_t count = p->rows * p->cols;
     float *found = xmalloc((size_t)count * sizeof *found);
     for (int j = 0; j < (p->v ? 3 : 2); j++) {
-      float *expected = tiny_array(version, 3 * i + j, count);
+      float *expected = tiny_array(run, version, i, j);
       if (j == 0) be->services.read_master(be, found, p, 0, count);
       if (j > 0) be->services.read_moments(be, found, j == 1 ? p->m : p->v, count);
       if (memcmp(found, expected, (size_t)count * sizeof *found) != 0) differs = 1;
@@ -124,15 +134,95 @@ char *temporary_folder(void) {
 
 // ---- A run and its folder
 
-TinyTest tiny_test_open(const char *model) {
+#define TIED "\"tie_word_embeddings\": true"
+#define UNTIED "\"tie_word_embeddings\": false"
+const TinyKind tiny_kinds[TINY_KINDS] = {
+    {"fp32", TIED, SAVE_FP32, false, false},
+    {"weights in bf16", UNTIED, SAVE_BF16, false, false},
+    {"masters in bf16", UNTIED "}, \"backend\": {\"masters\": \"bf16\"", SAVE_BF16, false, false},
+    {"FP8", UNTIED, SAVE_FP32, true, false},
+    {"Muon", TIED "}, \"optimizer\": {\"kind\": \"muon\"", SAVE_FP32, false, false},
+    {"Muon, FP8, bf16, shards", UNTIED "}, \"optimizer\": {\"kind\": \"muon\"", SAVE_BF16, true,
+     true},
+};
+
+struct TinyScalings tiny_scalings;
+
+static void read_scalings(Backend *be, ScalingState *to_host) {
+  (void)be;
+  memcpy(to_host, tiny_scalings.saved, (size_t)tiny_scalings.count * sizeof *to_host);
+}
+
+static void write_scalings(Backend *be, const ScalingState *from_host) {
+  memcpy(tiny_scalings.loaded, from_host, (size_t)tiny_scalings.count * sizeof *from_host);
+  be->calibrating = false;
+  tiny_scalings.written++;
+}
+
+static void fill_scalings(ScalingState *states, uint64_t version) {
+  for (int i = 0; i < tiny_scalings.count; i++) {
+    states[i].scale = (float)(1 << i % 20);
+    for (int j = 0; j < SCALE_HISTORY; j++)
+      states[i].history[j] = (float)i + (float)version / (float)(j + 3);
+  }
+}
+
+TinyTest tiny_test_open_kind(const TinyKind *kind) {
+  static char config[] = "{\"pad_token_id\": 3}", carried[] = "carried";
+  Error err = {""};
   TinyTest t = {.dir = temporary_folder()};
-  tiny_run_open(&t.run, model);
-  tiny_run_open(&t.loaded, model);
+  tiny_run_open(&t.run, kind->model);
+  tiny_run_open(&t.loaded, kind->model);
+  t.run.config.output.save_dtype = kind->dtype;
+  t.run.llama.shape.fp8 = t.loaded.llama.shape.fp8 = kind->fp8; // the scalings alone are looked at
+  t.run.be->calibrating = !kind->fp8;
+  t.loaded.be->calibrating = true;
+  t.run.be->services.scalings_read = read_scalings;
+  t.loaded.be->services.scalings_write = write_scalings;
+  tiny_scalings = (struct TinyScalings){.count = scaling_count(&t.run.config.model)};
+  assert_in_range(tiny_scalings.count, 1, TINY_SCALINGS);
+  if (!kind->export) return t;
+  t.export = (Export){.tokenizer = tokenizer_open(BYTES_NAME, &err),
+                      .config = config,
+                      .files = xcalloc(1, sizeof *t.export.files),
+                      .count = 1,
+                      .shard_bytes = 4000};
+  if (!t.export.tokenizer) fail_msg("%s", err.text);
+  *t.export.files = (CarriedFile){"tokenizer.model", carried, strlen(carried)};
   return t;
+}
+
+TinyTest tiny_test_open(const char *model) {
+  return tiny_test_open_kind(&(TinyKind){.model = model});
+}
+
+int tiny_test_differs(const TinyTest *t, uint64_t version) {
+  ScalingState expected[TINY_SCALINGS] = {0};
+  fill_scalings(expected, version);
+  return tiny_run_differs(&t->loaded, version) ||
+         (t->loaded.llama.shape.fp8 &&
+          memcmp(expected, tiny_scalings.loaded, sizeof expected) != 0);
+}
+
+PathText tiny_test_path(const TinyTest *t, const char *name) {
+  return path_text("%s/%s", t->dir, name);
+}
+
+char *tiny_test_read(const TinyTest *t, const char *name, size_t *bytes) {
+  Error err = {""};
+  char *data;
+  must(file_read(tiny_test_path(t, name).text, 1 << 20, &data, bytes, &err), &err);
+  return data;
+}
+
+int tiny_test_load(TinyTest *t, bool with_optimizer, Error *err) {
+  return tiny_load(t->dir, &t->loaded.llama, with_optimizer, err);
 }
 
 void tiny_test_close(TinyTest *t) {
   Error err = {""};
+  free(t->export.files);
+  tokenizer_close((Tokenizer *)(uintptr_t)t->export.tokenizer);
   if (directory_remove(t->dir, &err) != 0) fail_msg("%s", err.text);
   free(t->dir);
   tiny_run_close(&t->loaded);
@@ -148,38 +238,36 @@ void must(int status, const Error *err) {
   if (status != 0) fail_msg("%s", err->text);
 }
 
+int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep, Error *err) {
+  tiny_run_fill(&t->run, version);
+  fill_scalings(tiny_scalings.saved, version);
+  const TrainState state = tiny_state(step, version);
+  return tiny_run_save(&t->run, t->dir, t->export.count ? &t->export : NULL, &state, keep, err);
+}
+
 void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep) {
   Error err = {""};
-  tiny_run_fill(&t->run, version);
-  const TrainState state = tiny_state(step, version);
-  must(tiny_run_save(&t->run, t->dir, NULL, &state, keep, &err), &err);
+  must(tiny_test_try_save(t, step, version, keep, &err), &err);
 }
 
 void tiny_test_sign(const TinyTest *t, const char *name, int64_t step) {
   Error err = {""};
   FileSums sums = {.step = step};
-  const PathText folder = path_text("%s/%s", t->dir, name);
+  const PathText folder = tiny_test_path(t, name);
   unlink(path_text("%s/" CHECKSUMS_FILE, folder.text).text);
   must(sums_write(&sums, folder.text, &err), &err);
   sums_free(&sums);
 }
 
 bool tiny_test_has(const TinyTest *t, const char *name) {
-  char *path = xasprintf("%s/%s", t->dir, name);
-  const bool there = path_exists(path);
-  free(path);
-  return there;
+  return path_exists(tiny_test_path(t, name).text);
 }
 
 void tiny_test_write(const TinyTest *t, const char *name, const char *text) {
   Error err = {""};
-  char *path = xasprintf("%s/%s", t->dir, name);
-  must(file_write_atomic(path, text, strlen(text), &err), &err);
-  free(path);
+  must(file_write_atomic(tiny_test_path(t, name).text, text, strlen(text), &err), &err);
 }
 
 void tiny_test_remove(const TinyTest *t, const char *name) {
-  char *path = xasprintf("%s/%s", t->dir, name);
-  if (unlink(path) != 0) fail_msg("cannot remove %s", path);
-  free(path);
+  if (unlink(tiny_test_path(t, name).text) != 0) fail_msg("cannot remove %s", name);
 }

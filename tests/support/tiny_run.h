@@ -33,17 +33,42 @@ int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err);
 // A fresh folder under $TMPDIR or /tmp, in fresh memory.
 char *temporary_folder(void);
 
+// The kinds of checkpoints.
+typedef struct TinyKind {
+  const char *name, *model; // for tiny_run_open
+  SaveDtype dtype;
+  bool fp8, export; // export: in shards, with a tokenizer and a file that is carried over
+} TinyKind;
+enum { TINY_KINDS = 6, TINY_SCALINGS = 64 };
+extern const TinyKind tiny_kinds[TINY_KINDS];
+
+// FP8: a save reads `saved`, and a load writes `loaded`.
+extern struct TinyScalings {
+  int count, written; // times
+  ScalingState saved[TINY_SCALINGS], loaded[TINY_SCALINGS];
+} tiny_scalings;
+
 // Two such models, one to save and one to load into, and a folder for the run.
 typedef struct TinyTest {
   TinyRun run, loaded;
   char *dir;
+  Export export;
 } TinyTest;
 TinyTest tiny_test_open(const char *model);
+TinyTest tiny_test_open_kind(const TinyKind *kind);
 void tiny_test_close(TinyTest *t);
-// Saves weights, moments and state number `version` as a step.
+// Saves weights, moments, scalings and state number `version` as a step.
 void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep);
+int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep, Error *err);
 // Gives the folder NAME checksums of what it has now.
 void tiny_test_sign(const TinyTest *t, const char *name, int64_t step);
+// 0 if what was loaded is number `version` bit for bit.
+int tiny_test_differs(const TinyTest *t, uint64_t version);
+// RUN/NAME, and its bytes in fresh memory. A failure fails the test.
+PathText tiny_test_path(const TinyTest *t, const char *name);
+char *tiny_test_read(const TinyTest *t, const char *name, size_t *bytes);
+// Loads the checkpoint that RUN stands for.
+int tiny_test_load(TinyTest *t, bool with_optimizer, Error *err);
 // Of names relative to the folder.
 bool tiny_test_has(const TinyTest *t, const char *name);
 void tiny_test_write(const TinyTest *t, const char *name, const char *text);

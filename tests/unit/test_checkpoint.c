@@ -1,4 +1,5 @@
-// Checkpoints: what is saved is loaded bit for bit, which folders are found, kept and removed.
+// Checkpoints of every kind: what is saved is loaded bit for bit, with and without its optimizer;
+// which folders are found and kept; state.json.
 #include "data/safetensors.h"
 #include "tests/support/safe_values.h"
 #include "tests/support/test.h"
@@ -10,45 +11,83 @@ static const char muon[] = "\"tie_word_embeddings\": true}, \"optimizer\": {\"ki
 
 // ---- Saved and loaded
 
-static void check_round_trip(const char *model, SaveDtype dtype) {
+static uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// The nearer of the two bf16 numbers around a float; of two that are as near, the even one.
+static uint32_t nearest_bf16(float value) {
+  const uint32_t below = bits_of(value) >> 16, rest = bits_of(value) & 0xffff;
+  return rest > 0x8000 || (rest == 0x8000 && below % 2) ? below + 1 : below;
+}
+
+// What other programs see: the weights as they were saved. The moments are zeros.
+static void check_weights_alone(TinyTest *t, bool bf16) {
+  Backend *be = t->loaded.be;
+  int rounded = 0;
+  for (int i = 0; i < t->run.llama.param_count; i++) {
+    const ParamTensor *saved = &t->run.llama.tensors[i], *p = &t->loaded.llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    float *masters = xmalloc(2 * (size_t)n * sizeof *masters), *found = masters + n;
+    t->run.be->services.read_master(t->run.be, masters, saved, 0, n);
+    be->services.read_master(be, found, p, 0, n);
+    for (int64_t j = 0; j < n; j++) {
+      const uint32_t expected = bf16 ? nearest_bf16(masters[j]) << 16 : bits_of(masters[j]);
+      assert_int_equal(bits_of(found[j]), expected);
+      rounded += found[j] != masters[j];
+    }
+    for (int j = 0; j < (p->v ? 2 : 1); j++) {
+      be->services.read_moments(be, found, j ? p->v : p->m, n);
+      for (int64_t k = 0; k < n; k++) assert_int_equal(bits_of(found[k]), 0);
+    }
+    free(masters);
+  }
+  printf("# %d values were rounded\n", rounded);
+  assert_int_equal(rounded > 0, bf16);
+}
+
+static void check_config(const TinyTest *t, const char *path) {
   Error err = {""};
-  TinyTest t = tiny_test_open(model);
-  t.run.config.output.save_dtype = dtype;
-  strcpy(t.run.config.train.resume, "auto");
-  tiny_test_save(&t, 7, 1, 1);
-  char path[PATH_CHARS];
-  must(checkpoint_find(t.dir, path, &err), &err);
-  must(tiny_load(path, &t.loaded.llama, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
   Config saved;
+  ModelConfig hf;
   must(checkpoint_read_config(path, &saved, &err), &err);
   assert_string_equal(saved.train.resume, "");
-  must(config_compare(&saved, &t.run.config, &err), &err);
-
-  char *text, *name = xasprintf("%s/config.json", path);
+  must(config_compare(&saved, &t->run.config, &err), &err);
   size_t bytes;
-  ModelConfig hf;
-  must(file_read(name, 1 << 16, &text, &bytes, &err), &err);
-  must(model_config_parse(&hf, name, text, &err), &err);
-  assert_int_equal(hf.tie_word_embeddings, t.run.config.model.tie_word_embeddings);
+  char *text = tiny_test_read(t, "latest/config.json", &bytes);
+  must(model_config_parse(&hf, "config.json", text, &err), &err);
+  assert_int_equal(hf.tie_word_embeddings, t->run.config.model.tie_word_embeddings);
   assert_int_equal(hf.num_key_value_heads, 2);
-  assert_true((strstr(text, "\"eos_token_id\": 257") != NULL) == (hf.vocab_size == 258));
+  const bool bf16 = t->run.config.output.save_dtype == SAVE_BF16;
+  assert_non_null(
+      strstr(text, bf16 ? "\"torch_dtype\": \"bfloat16\"" : "\"torch_dtype\": \"float32\""));
   free(text);
-  free(name);
-  tiny_test_close(&t);
 }
 
-TEST(a_tied_model_is_loaded_bit_for_bit) {
-  check_round_trip(tied, SAVE_FP32);
-}
-
-TEST(an_untied_model_is_loaded_bit_for_bit) {
-  check_round_trip(untied, SAVE_FP32);
-}
-
-TEST(muons_momentum_is_loaded_bit_for_bit) {
-  check_round_trip(muon, SAVE_FP32);
-  check_round_trip(muon, SAVE_BF16);
+TEST(every_kind_is_loaded_bit_for_bit) {
+  for (const TinyKind *kind = tiny_kinds; kind < tiny_kinds + TINY_KINDS; kind++) {
+    TinyTest t = tiny_test_open_kind(kind);
+    printf("# %s\n", kind->name);
+    strcpy(t.run.config.train.resume, "auto");
+    tiny_test_save(&t, 7, 1, 1);
+    char path[PATH_CHARS];
+    must(checkpoint_find(t.dir, path, &err), &err);
+    must(tiny_load(path, &t.loaded.llama, true, &err), &err);
+    assert_int_equal(tiny_test_differs(&t, 1), 0);
+    assert_int_equal(tiny_scalings.written, kind->fp8);
+    assert_int_equal(t.loaded.be->calibrating, !kind->fp8);
+    check_config(&t, path);
+    must(tiny_load(path, &t.loaded.llama, false, &err), &err);
+    check_weights_alone(&t, kind->dtype == SAVE_BF16);
+    assert_int_equal(tiny_scalings.written, kind->fp8); // whoever has weights alone calibrates
+    t.run.config.output.save_dtype = kind->dtype == SAVE_BF16 ? SAVE_FP32 : SAVE_BF16; // and back
+    tiny_test_save(&t, 8, 2, 1);
+    must(tiny_test_load(&t, true, &err), &err);
+    assert_int_equal(tiny_test_differs(&t, 2), 0);
+    tiny_test_close(&t);
+  }
 }
 
 TEST(what_muon_updates_has_no_second_moment_in_a_file) {
@@ -57,8 +96,8 @@ TEST(what_muon_updates_has_no_second_moment_in_a_file) {
   SafeFile file;
   tiny_run_open(&adamw, tied);
   tiny_test_save(&t, 7, 1, 1);
-  char *path = xasprintf("%s/latest/optimizer.safetensors", t.dir);
-  must(safetensors_open(&file, path, &err), &err);
+  must(safetensors_open(&file, tiny_test_path(&t, "latest/optimizer.safetensors").text, &err),
+       &err);
   assert_non_null(safetensors_find(&file, "exp_avg.model.layers.1.mlp.down_proj.weight"));
   assert_null(safetensors_find(&file, "exp_avg_sq.model.layers.1.mlp.down_proj.weight"));
   assert_null(safetensors_find(&file, "exp_avg_sq.model.layers.0.self_attn.k_proj.weight"));
@@ -72,7 +111,6 @@ TEST(what_muon_updates_has_no_second_moment_in_a_file) {
   must(tiny_run_save(&adamw, t.dir, NULL, &later, 1, &err), &err);
   expect_error(tiny_load(t.dir, &t.loaded.llama, true, &err), &err,
                "has the tensor 'exp_avg_sq.model.layers.0.mlp.down_proj.weight'");
-  free(path);
   tiny_run_close(&adamw);
   tiny_test_close(&t);
 }
@@ -85,8 +123,7 @@ TEST(weights_stand_in_hugging_faces_order) {
   const TrainState start = tiny_state(3, 1);
   must(tiny_run_save(&t.run, t.dir, NULL, &start, 1, &err), &err);
   SafeFile file;
-  char *path = xasprintf("%s/latest/model.safetensors", t.dir);
-  safe_open(&file, path);
+  safe_open(&file, tiny_test_path(&t, "latest/model.safetensors").text);
   int count;
   HfTensor *list = hf_tensor_list(c, &count);
   assert_int_equal(file.count, count);
@@ -101,7 +138,6 @@ TEST(weights_stand_in_hugging_faces_order) {
   }
   free(list);
   safetensors_close(&file);
-  free(path);
   tiny_test_close(&t);
 }
 
@@ -119,33 +155,9 @@ TEST(a_model_alone_is_loaded_but_not_resumed) {
   expect_error(tiny_load(path, &t.loaded.llama, true, &err), &err,
                "without the optimizer's moments");
   must(tiny_load(path, &t.loaded.llama, false, &err), &err);
-  for (int i = 0; i < t.run.llama.param_count; i++) {
-    const ParamTensor *saved = &t.run.llama.tensors[i], *loaded = &t.loaded.llama.tensors[i];
-    assert_memory_equal(saved->master, loaded->master,
-                        (size_t)(saved->rows * saved->cols) * t.run.be->master_bytes);
-  }
+  check_weights_alone(&t, false);
   must(tiny_load(t.dir, &t.loaded.llama, true, &err), &err); // passes it over: step 6 is whole
   assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
-  tiny_test_close(&t);
-}
-
-TEST(without_the_optimizer_moments_become_zero) {
-  TinyTest t = tiny_test_open(tied);
-  tiny_test_save(&t, 7, 1, 1);
-  tiny_run_fill(&t.loaded, 2);
-  char *path = xasprintf("%s/latest", t.dir);
-  must(tiny_load(path, &t.loaded.llama, false, &err), &err);
-  const ParamTensor *p = &t.loaded.llama.tensors[2];
-  float values[16], weights[16];
-  t.loaded.be->services.read_master(t.loaded.be, weights, p, 0, 16);
-  t.run.be->services.read_master(t.run.be, values, &t.run.llama.tensors[2], 0, 16);
-  assert_memory_equal(weights, values, sizeof values);
-  const float zeros[16] = {0};
-  t.loaded.be->services.read_moments(t.loaded.be, values, p->m, 16);
-  assert_memory_equal(values, zeros, sizeof zeros);
-  t.loaded.be->services.read_moments(t.loaded.be, values, p->v, 16);
-  assert_memory_equal(values, zeros, sizeof zeros);
-  free(path);
   tiny_test_close(&t);
 }
 
@@ -155,9 +167,7 @@ static void expect_found(const TinyTest *t, const char *name) {
   Error err = {""};
   char path[PATH_CHARS];
   must(checkpoint_find(t->dir, path, &err), &err);
-  char *expected = name[0] ? xasprintf("%s/%s", t->dir, name) : xstrdup("");
-  assert_string_equal(path, expected);
-  free(expected);
+  assert_string_equal(path, name[0] ? tiny_test_path(t, name).text : "");
 }
 
 TEST(the_latest_checkpoint_is_found) {
@@ -196,13 +206,9 @@ TEST(the_newest_are_kept_and_foreign_folders_left_alone) {
                                         "my.tmp"};
   enum { FOREIGN = sizeof foreign / sizeof *foreign };
   for (int i = 0; i < FOREIGN; i++) {
-    char *path = xasprintf("%s/%s", t.dir, foreign[i]);
-    must(directory_create(path, &err), &err);
-    free(path);
+    must(directory_create(tiny_test_path(&t, foreign[i]).text, &err), &err);
   }
-  char *stale = xasprintf("%s/step-00000004.tmp", t.dir);
-  must(directory_create(stale, &err), &err);
-  free(stale);
+  must(directory_create(tiny_test_path(&t, "step-00000004.tmp").text, &err), &err);
   tiny_test_write(&t, "step-00000004.tmp/model.safetensors", "half");
   for (int step = 10; step <= 14; step++) tiny_test_save(&t, step, (uint64_t)step, 2);
   for (int i = 0; i < FOREIGN; i++)
@@ -219,21 +225,9 @@ TEST(saving_a_step_again_replaces_it) {
   tiny_test_save(&t, 10, 1, 1);
   tiny_test_save(&t, 10, 2, 1);
   expect_found(&t, "step-00000010");
-  char *path = xasprintf("%s/latest", t.dir);
-  must(tiny_load(path, &t.loaded.llama, true, &err), &err);
+  must(tiny_test_load(&t, true, &err), &err);
   assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
   assert_false(tiny_test_has(&t, "step-00000010.tmp"));
-  free(path);
-  tiny_test_close(&t);
-}
-
-TEST(a_run_folder_that_cannot_be_made_is_an_error) {
-  TinyTest t = tiny_test_open(tied);
-  tiny_test_write(&t, "file", "");
-  char *path = xasprintf("%s/file/run", t.dir);
-  const TrainState start = tiny_state(1, 1);
-  expect_error(tiny_run_save(&t.run, path, NULL, &start, 1, &err), &err, "Not a directory");
-  free(path);
   tiny_test_close(&t);
 }
 
@@ -252,6 +246,12 @@ TEST(every_state_is_read_back) {
        .best_val_step = 77},
       {.step = 1, .best_val_loss = 0x1.fffffffffffffp-1},
       {.step = 1, .best_val_loss = 0x1p-1074},
+      {.step = 3,
+       .tokenizer = UINT64_MAX - 4,
+       .data = UINT64_MAX - 5,
+       .validation = UINT64_MAX - 6,
+       .tokens = UINT64_MAX - 7,
+       .backend = "cpu: 2 threads"},
       {.step = 9,
        .sequences = UINT64_MAX,
        .best_val_loss = 1,
@@ -277,6 +277,7 @@ TEST(every_state_is_read_back) {
 TEST(a_malformed_state_is_refused_with_the_reason) {
 #define COUNTS                                                                                     \
   "\"version\":1,\"updates\":1,\"nonfinite\":0,\"nonfinite_row\":0,\"best_val_step\":0,"
+#define STATE(more) "{" COUNTS more ",\"best_val_loss\":null}"
 #define SOURCES(list)                                                                              \
   "{" COUNTS "\"step\":1,\"sequences\":\"9\",\"best_val_loss\":null,\"sources\":[" list "]}"
 #define SOURCE(weight, drawn, since)                                                               \
@@ -288,34 +289,28 @@ TEST(a_malformed_state_is_refused_with_the_reason) {
       {"{", "JSON"},
       {"[]", "not an object"},
       {"{}", "'version' is missing"},
-      {"{" COUNTS "\"sequences\":\"1\",\"best_val_loss\":null}", "'step' is missing"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"x\":1}",
-       "'x' is unknown"},
-      {"{" COUNTS "\"step\":1,\"step\":1,\"best_val_loss\":null}", "step appears twice"},
-      {"{" COUNTS "\"step\":-1,\"sequences\":\"1\",\"best_val_loss\":null}",
-       "'step' is not a whole"},
-      {"{" COUNTS "\"step\":1.5,\"sequences\":\"1\",\"best_val_loss\":null}",
-       "'step' is not a whole"},
-      {"{" COUNTS "\"step\":9007199254740992,\"sequences\":\"1\",\"best_val_loss\":null}",
-       "'step' is not a whole"},
-      {"{" COUNTS "\"step\":\"1\",\"sequences\":\"1\",\"best_val_loss\":null}",
-       "'step' is not a whole"},
-      {"{" COUNTS "\"step\":0,\"sequences\":\"1\",\"best_val_loss\":null}", "cannot be"},
-      {"{" COUNTS "\"step\":1,\"sequences\":1,\"best_val_loss\":null}", "string of digits"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"\",\"best_val_loss\":null}", "string of digits"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"-1\",\"best_val_loss\":null}", "string of digits"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"18446744073709551616\",\"best_val_loss\":null}",
-       "string of digits"},
+      {STATE("\"sequences\":\"1\""), "'step' is missing"},
+      {STATE("\"step\":1,\"sequences\":\"1\",\"x\":1"), "'x' is unknown"},
+      {STATE("\"step\":1,\"step\":1"), "step appears twice"},
+      {STATE("\"step\":-1,\"sequences\":\"1\""), "'step' is not a whole"},
+      {STATE("\"step\":1.5,\"sequences\":\"1\""), "'step' is not a whole"},
+      {STATE("\"step\":9007199254740992,\"sequences\":\"1\""), "'step' is not a whole"},
+      {STATE("\"step\":\"1\",\"sequences\":\"1\""), "'step' is not a whole"},
+      {STATE("\"step\":0,\"sequences\":\"1\""), "cannot be"},
+      {STATE("\"step\":1,\"sequences\":1"), "string of digits"},
+      {STATE("\"step\":1,\"sequences\":\"\""), "string of digits"},
+      {STATE("\"step\":1,\"sequences\":\"-1\""), "string of digits"},
+      {STATE("\"step\":1,\"sequences\":\"18446744073709551616\""), "string of digits"},
       {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":\"1\"}",
        "not a number or null"},
       {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":1e999}",
        "not a number or null"},
       {"{\"version\":3}", "'version' is not one of 1 to 2"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"data\":7}",
-       "'data' is not a string of digits"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"backend\":7}",
-       "'backend' is not a short text"},
-      {"{" COUNTS "\"step\":1,\"sequences\":\"9\",\"best_val_loss\":null,\"sources\":7}",
+      {STATE("\"step\":1,\"sequences\":\"1\",\"data\":7"), "'data' is not a string of digits"},
+      {STATE("\"step\":1,\"sequences\":\"1\",\"tokenizer\":7"),
+       "'tokenizer' is not a string of digits"},
+      {STATE("\"step\":1,\"sequences\":\"1\",\"backend\":7"), "'backend' is not a short text"},
+      {STATE("\"step\":1,\"sequences\":\"9\",\"sources\":7"),
        "'sources' is not a list of at most 64"},
       {SOURCES("{\"data\":\"1\",\"weight\":1,\"drawn\":\"9\"}"), "'since' is missing"},
       {SOURCES(SOURCE("0", "9", "9")), "a source's weight is not above 0"},

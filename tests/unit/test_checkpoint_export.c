@@ -1,5 +1,5 @@
 // Checkpoints for other programs: weights in bf16 and in shards, ids and tokenizer, what is carried
-// over from the folder that the run started from; and that a run goes on from all of them.
+// over from the folder that the run started from.
 #include "base/json.h"
 #include "data/safetensors.h"
 #include "tests/support/safe_values.h"
@@ -15,19 +15,9 @@ static void save(TinyTest *t, int64_t step, uint64_t version, const Export *expo
   must(tiny_run_save(&t->run, t->dir, export, &state, 9, &err), &err);
 }
 
-static PathText in(const TinyTest *t, const char *name) {
-  return path_text("%s/%s", t->dir, name);
-}
-
-static int load(TinyTest *t, bool with_optimizer, Error *err) {
-  char path[PATH_CHARS];
-  must(checkpoint_find(t->dir, path, err), err);
-  return tiny_load(path, &t->loaded.llama, with_optimizer, err);
-}
-
 static cJSON *read_json(const TinyTest *t, const char *name) {
   Error err = {""};
-  cJSON *tree = json_read(in(t, name).text, 1 << 20, &err);
+  cJSON *tree = json_read(tiny_test_path(t, name).text, 1 << 20, &err);
   if (!tree) fail_msg("%s", err.text);
   return tree;
 }
@@ -41,49 +31,7 @@ static void expect_field(const TinyTest *t, const char *file, const char *name, 
   cJSON_Delete(tree);
 }
 
-// ---- bf16
-
-static uint32_t bits_of(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-// The nearer of the two bf16 numbers around a float; of two that are as near, the even one.
-static uint32_t nearest_bf16(float value) {
-  const uint32_t below = bits_of(value) >> 16, rest = bits_of(value) & 0xffff;
-  return rest > 0x8000 || (rest == 0x8000 && below % 2) ? below + 1 : below;
-}
-
-TEST(weights_in_bf16_leave_the_masters_to_go_on_from) {
-  TinyTest t = tiny_test_open(untied);
-  t.run.config.output.save_dtype = SAVE_BF16;
-  save(&t, 7, 1, NULL);
-  expect_field(&t, "latest/config.json", "torch_dtype", "\"bfloat16\"");
-  must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
-
-  must(load(&t, false, &err), &err); // what other programs see
-  int rounded = 0;
-  for (int i = 0; i < t.run.llama.param_count; i++) {
-    const ParamTensor *p = &t.run.llama.tensors[i];
-    const int64_t n = p->rows * p->cols;
-    float *masters = xmalloc(2 * (size_t)n * sizeof *masters), *found = masters + n;
-    t.run.be->services.read_master(t.run.be, masters, p, 0, n);
-    t.loaded.be->services.read_master(t.loaded.be, found, &t.loaded.llama.tensors[i], 0, n);
-    for (int64_t j = 0; j < n; j++) {
-      assert_int_equal(bits_of(found[j]), nearest_bf16(masters[j]) << 16);
-      rounded += found[j] != masters[j];
-    }
-    free(masters);
-  }
-  assert_in_range(rounded, 1000, 1000000);
-  t.run.config.output.save_dtype = SAVE_FP32; // and back
-  save(&t, 8, 2, NULL);
-  must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
-  tiny_test_close(&t);
-}
+// ---- Weights
 
 TEST(a_bf16_value_is_the_nearest_one) {
   TinyTest t = tiny_test_open(untied);
@@ -95,23 +43,21 @@ TEST(a_bf16_value_is_the_nearest_one) {
   SafeTensor tensor = {.name = "x", .dtype = SAFE_BF16, .rank = 1, .shape = {COUNT}};
   SafeWriter w;
   SafeFile file;
-  must(safetensors_create(&w, in(&t, "x").text, -1, 1, &tensor, &err), &err);
+  must(safetensors_create(&w, tiny_test_path(&t, "x").text, -1, 1, &tensor, &err), &err);
   must(safetensors_append_f32(&w, SAFE_BF16, values, COUNT, &err), &err);
   must(safetensors_finish(&w, &err), &err);
-  safe_open(&file, in(&t, "x").text);
+  safe_open(&file, tiny_test_path(&t, "x").text);
   assert_memory_equal(file.tensors[0].data, expected, sizeof expected);
   safetensors_close(&file);
   tiny_test_close(&t);
 }
-
-// ---- Shards
 
 TEST(large_weights_are_sharded_and_indexed) {
   TinyTest t = tiny_test_open(untied);
   const Export export = {.shard_bytes = 4000};
   save(&t, 7, 1, NULL);
   SafeFile whole;
-  must(safetensors_open(&whole, in(&t, "latest/model.safetensors").text, &err), &err);
+  must(safetensors_open(&whole, tiny_test_path(&t, "latest/model.safetensors").text, &err), &err);
   uint64_t total = 0;
   for (int i = 0; i < whole.count; i++) total += whole.tensors[i].end - whole.tensors[i].begin;
 
@@ -143,29 +89,26 @@ TEST(large_weights_are_sharded_and_indexed) {
   cJSON_Delete(index);
   safetensors_close(&whole);
 
-  must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
-  must(load(&t, false, &err), &err); // as any Hugging Face folder
   char path[PATH_CHARS];
   tiny_test_remove(&t, path_text("latest/model-00002-of-%05d.safetensors", most).text);
   must(checkpoint_find(t.dir, path, &err), &err); // not complete any more
-  assert_string_equal(path, in(&t, "step-00000007").text);
+  assert_string_equal(path, tiny_test_path(&t, "step-00000007").text);
   tiny_test_close(&t);
 }
 
 TEST(a_folder_without_safetensors_says_what_it_has) {
+#define POINTER "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
+  static const struct {
+    const char *file, *text, *words; // each stands beside those before it
+  } cases[] = {{"config.json", "{}", "has no weights"},
+               {"pytorch_model.bin", "PK", "has its weights in pytorch_model.bin only"},
+               {"model.safetensors.index.json", POINTER, "git-lfs pointer"},
+               {"model.safetensors", POINTER, "git lfs pull"}};
   TinyTest t = tiny_test_open(untied);
-  tiny_test_write(&t, "config.json", "{}");
-  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "has no weights");
-  tiny_test_write(&t, "pytorch_model.bin", "PK");
-  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "save_pretrained");
-  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "pytorch_model.bin");
-  static const char pointer[] =
-      "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n";
-  tiny_test_write(&t, "model.safetensors.index.json", pointer);
-  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "git-lfs pointer");
-  tiny_test_write(&t, "model.safetensors", pointer);
-  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "git lfs pull");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    tiny_test_write(&t, cases[i].file, cases[i].text);
+    expect_error(tiny_test_load(&t, false, &err), &err, cases[i].words);
+  }
   tiny_test_close(&t);
 }
 
@@ -204,13 +147,12 @@ TEST(what_the_run_started_from_is_carried_over) {
   tiny_test_write(&t, "config.json",
                   "{\"pad_token_id\": 3, \"eos_token_id\": [1, 2], \"x\": \"y\"}");
   tiny_test_write(&t, "generation_config.json", generation);
-  tiny_test_write(&t, "special_tokens_map.json", "{\"pad\": 1}");
-  tiny_test_write(&t, "tokenizer.json", "one that cannot be read");
-  tiny_test_write(&t, "tokenizer.model", "binary");
-  tiny_test_write(&t, "chat_template.jinja", "{{ x }}");
+  static const char *const carried[] = {"special_tokens_map.json", "tokenizer.json",
+                                        "tokenizer.model", "chat_template.jinja"};
+  for (int i = 0; i < 4; i++) tiny_test_write(&t, carried[i], "{{ not one to be read }}");
   tiny_test_write(&t, "README.md", "not ours to tell");
   Export export;
-  const PathText first = in(&t, "step-00000001");
+  const PathText first = tiny_test_path(&t, "step-00000001");
   const char *from = t.dir;
   for (int step = 1; step <= 2; step++) { // the second time from our own checkpoint
     must(export_open(&export, NULL, from, &err), &err);
@@ -220,15 +162,12 @@ TEST(what_the_run_started_from_is_carried_over) {
     expect_field(&t, "latest/config.json", "eos_token_id", "[1,2]");
     expect_field(&t, "latest/config.json", "x", "\"y\"");
     expect_field(&t, "latest/config.json", "hidden_size", "16");
-    char *text;
     size_t bytes;
-    must(file_read(in(&t, "latest/generation_config.json").text, 1000, &text, &bytes, &err), &err);
+    char *text = tiny_test_read(&t, "latest/generation_config.json", &bytes);
     assert_string_equal(text, generation); // byte for byte
     free(text);
-    assert_true(tiny_test_has(&t, "latest/special_tokens_map.json"));
-    assert_true(tiny_test_has(&t, "latest/tokenizer.json"));
-    assert_true(tiny_test_has(&t, "latest/tokenizer.model"));
-    assert_true(tiny_test_has(&t, "latest/chat_template.jinja"));
+    for (int i = 0; i < 4; i++)
+      assert_true(tiny_test_has(&t, path_text("latest/%s", carried[i]).text));
     assert_false(tiny_test_has(&t, "latest/README.md"));
     from = first.text;
   }
@@ -256,42 +195,19 @@ TEST(another_tokenizers_files_are_not_carried_over) {
 }
 
 TEST(what_cannot_be_carried_over_is_refused) {
+  static const struct {
+    const char *file, *text, *words; // NULL: the folder is empty
+  } cases[] = {{NULL, NULL, "config.json"},
+               {"config.json", "[1]", "not a JSON object"},
+               {"config.json", "{\"a\": 1", "not valid JSON"},
+               {"config.json", "{}", NULL},
+               {"tokenizer.model", POINTER, "git-lfs pointer"}};
   Export export;
   TinyTest t = tiny_test_open(untied);
-  expect_error(export_open(&export, NULL, t.dir, &err), &err, "config.json");
-  tiny_test_write(&t, "config.json", "[1]");
-  expect_error(export_open(&export, NULL, t.dir, &err), &err, "not a JSON object");
-  tiny_test_write(&t, "config.json", "{\"a\": 1");
-  expect_error(export_open(&export, NULL, t.dir, &err), &err, "not valid JSON");
-  tiny_test_write(&t, "config.json", "{}");
-  tiny_test_write(&t, "tokenizer.model", "version https://git-lfs.github.com/spec/v1\n");
-  expect_error(export_open(&export, NULL, t.dir, &err), &err, "git-lfs pointer");
-  tiny_test_close(&t);
-}
-
-TEST(a_state_may_say_what_it_was_trained_with) {
-  TinyTest t = tiny_test_open(untied);
-  TrainState saved = tiny_state(3, 1), back;
-  saved.tokenizer = UINT64_MAX - 4;
-  saved.data = UINT64_MAX - 5;
-  saved.validation = UINT64_MAX - 6;
-  saved.tokens = UINT64_MAX - 7;
-  strcpy(saved.backend, "cpu: 2 threads");
-  must(tiny_run_save(&t.run, t.dir, NULL, &saved, 9, &err), &err);
-  must(checkpoint_read_state(in(&t, "latest").text, &back, &err), &err);
-  assert_memory_equal(&back, &saved, sizeof back);
-  static const char counts[] =
-      "{\"version\":1,\"step\":1,\"updates\":1,\"nonfinite\":0,\"nonfinite_row\":0,"
-      "\"best_val_step\":0,\"sequences\":\"1\",\"best_val_loss\":null%s}";
-  char *old = xasprintf(counts, ""), *bad = xasprintf(counts, ",\"tokenizer\":7");
-  tiny_test_write(&t, "state.json", old);
-  must(checkpoint_read_state(t.dir, &back, &err), &err);
-  assert_int_equal(back.tokenizer, 0);
-  assert_int_equal(back.validation, 0);
-  assert_int_equal(back.tokens, 0);
-  tiny_test_write(&t, "state.json", bad);
-  expect_error(checkpoint_read_state(t.dir, &back, &err), &err, "'tokenizer' is not a string");
-  free(old);
-  free(bad);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    if (cases[i].file) tiny_test_write(&t, cases[i].file, cases[i].text);
+    if (!cases[i].words) continue;
+    expect_error(export_open(&export, NULL, t.dir, &err), &err, cases[i].words);
+  }
   tiny_test_close(&t);
 }

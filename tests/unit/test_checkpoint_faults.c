@@ -21,48 +21,35 @@ typedef struct Scenario {
   int64_t during;  // step of the save that is struck
   int64_t keep;
   bool no_exchange;
-  bool extras; // weights in bf16 and shards, a tokenizer, files that are carried over
+  int kind; // of tiny_kinds
 } Scenario;
+enum { PLAIN = 0, WITH_EXTRAS = TINY_KINDS - 1 };
 
 typedef struct Test {
-  TinyRun run, loaded;
-  char *dir;
+  TinyTest tiny;
   Scenario scenario;
-  Tokenizer *tokenizer;
-  Export export;
   bool removal_struck;
 } Test;
 
-// What checkpoints have besides where the scenario has extras.
-static void open_extras(Test *t) {
-  static char config[] = "{\"pad_token_id\": 3}", carried[] = "carried";
-  Error err = {""};
-  t->tokenizer = tokenizer_open(BYTES_NAME, &err);
-  if (!t->tokenizer) fail_msg("%s", err.text);
-  t->export = (Export){.tokenizer = t->tokenizer, .config = config, .count = 1};
-  t->export.files = xcalloc(1, sizeof *t->export.files);
-  *t->export.files = (CarriedFile){"tokenizer.model", carried, strlen(carried)};
-  t->export.shard_bytes = 4000;
-  t->run.config.output.save_dtype = SAVE_BF16;
+static Test open_test(const Scenario *scenario) {
+  return (Test){.scenario = *scenario, .tiny = tiny_test_open_kind(&tiny_kinds[scenario->kind])};
 }
 
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
-  tiny_run_fill(&t->run, version);
-  const TrainState state = tiny_state(step, version);
-  return tiny_run_save(&t->run, t->dir, &t->export, &state, t->scenario.keep, err);
+  return tiny_test_try_save(&t->tiny, step, version, t->scenario.keep, err);
 }
 
 // Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.
 static int version_found(Test *t, const char *when) {
   Error err = {""};
   char path[PATH_CHARS];
-  if (checkpoint_find(t->dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
+  if (checkpoint_find(t->tiny.dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
   if (path[0] == '\0') return 0;
   TrainState state;
   Config config;
   if (checkpoint_read_state(path, &state, &err) != 0 ||
       checkpoint_read_config(path, &config, &err) != 0 ||
-      tiny_load(path, &t->loaded.llama, true, &err) != 0)
+      tiny_load(path, &t->tiny.loaded.llama, true, &err) != 0)
     fail_msg("%s: %s", when, err.text);
   const uint64_t version = UINT64_MAX - state.sequences;
   const TrainState expected = tiny_state(version == BEFORE   ? t->scenario.before
@@ -70,24 +57,15 @@ static int version_found(Test *t, const char *when) {
                                                              : 300,
                                          version);
   if (memcmp(&state, &expected, sizeof state) != 0) fail_msg("%s: the state is mixed up", when);
-  if (tiny_run_differs(&t->loaded, version)) fail_msg("%s: the weights differ", when);
+  if (tiny_test_differs(&t->tiny, version)) fail_msg("%s: the weights differ", when);
   return (int)version;
 }
 
-static bool exists(const Test *t, const char *name) {
-  char *path = xasprintf("%s/%s", t->dir, name);
-  const bool there = path_exists(path);
-  free(path);
-  return there;
-}
-
 static void check_no_leftovers(const Test *t, const char *names, const char *when) {
-  char *pattern = xasprintf("%s/%s", t->dir, names);
   glob_t found;
-  const int status = glob(pattern, 0, NULL, &found);
-  if (status != GLOB_NOMATCH) fail_msg("%s: leftovers %s", when, pattern);
+  const int status = glob(tiny_test_path(&t->tiny, names).text, 0, NULL, &found);
+  if (status != GLOB_NOMATCH) fail_msg("%s: leftovers %s", when, names);
   globfree(&found);
-  free(pattern);
 }
 
 // The struck save, in this process or, where it dies, in a child. 1 = it ended before the fault.
@@ -128,7 +106,7 @@ static int strike(Test *t, Fault fault, int at) {
   const Scenario *s = &t->scenario;
   Error err = {""};
   char *when = xasprintf("%s, %s at call %d", s->name, fault_names[fault], at);
-  t->dir = temporary_folder();
+  must(directory_create(t->tiny.dir, &err), &err);
   if (s->earlier && save(t, s->earlier, BEFORE, &err) != 0) fail_msg("%s", err.text);
   if (s->before && save(t, s->before, BEFORE, &err) != 0) fail_msg("%s", err.text);
   const int done = struck_save(t, fault, at, when);
@@ -138,26 +116,20 @@ static int strike(Test *t, Fault fault, int at) {
     fail_msg("%s: version %d was found", when, version);
   if (fault < DIE && !t->removal_struck) check_no_leftovers(t, "*.tmp", when);
   // `latest` itself is valid, but for the instant in which a folder is replaced without exchange.
-  if (s->before && !s->no_exchange &&
-      !exists(t, "latest/"
-                 "state.json"))
+  if (s->before && !s->no_exchange && !tiny_test_has(&t->tiny, "latest/state.json"))
     fail_msg("%s: latest is broken", when);
   if (save(t, 300, AFTER, &err) != 0) fail_msg("%s: the next save: %s", when, err.text);
   if (version_found(t, when) != AFTER) fail_msg("%s: the next save is not found", when);
   check_no_leftovers(t, "*.tmp", when);
   check_no_leftovers(t, "*.old", when);
-  if (directory_remove(t->dir, &err) != 0) fail_msg("%s", err.text);
-  free(t->dir);
+  must(directory_remove(t->tiny.dir, &err), &err);
   free(when);
   return done;
 }
 
 static void run_scenario(const Scenario *scenario) {
   enum { MAX_CALLS = 1000 };
-  Test t = {.scenario = *scenario};
-  tiny_run_open(&t.run, "");
-  tiny_run_open(&t.loaded, "");
-  if (scenario->extras) open_extras(&t);
+  Test t = open_test(scenario);
   memset(&injected, 0, sizeof injected);
   injected.no_exchange = scenario->no_exchange;
   int faults = 0;
@@ -168,10 +140,7 @@ static void run_scenario(const Scenario *scenario) {
   }
   printf("# %s: %d faults\n", scenario->name, faults);
   injected.no_exchange = false;
-  free(t.export.files);
-  tokenizer_close(t.tokenizer);
-  tiny_run_close(&t.loaded);
-  tiny_run_close(&t.run);
+  tiny_test_close(&t.tiny);
 }
 
 // The calls of a folder itself are struck in test_folder_faults: here it is the files, the links and what
@@ -186,7 +155,7 @@ TEST(a_struck_save_that_removes_one_leaves_the_one_before) {
                            .before = 100,
                            .during = 200,
                            .keep = 1,
-                           .extras = true});
+                           .kind = WITH_EXTRAS});
 }
 
 // Where a process dies between two names, the folder with .old is the checkpoint.
@@ -200,13 +169,12 @@ TEST(a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one) {
 
 // What a loss of power needs, which no test here can cause.
 TEST(everything_is_synced_before_it_gets_its_name) {
-  Test t = {.scenario = {.keep = 1}, .dir = temporary_folder()};
-  tiny_run_open(&t.run, "");
-  open_extras(&t);
+  Test t = open_test(&(Scenario){.keep = 1, .kind = WITH_EXTRAS});
   injected.log = true;
   const int status = save(&t, 200, DURING, &err);
   injected.log = false;
-  if (status != 0) fail_msg("%s", err.text);
+  must(status, &err);
+  const char *run = basename(t.tiny.dir);
   char *expected = xasprintf("sync model-00001-of-00002.safetensors\n"
                              "sync model-00002-of-00002.safetensors\n"
                              "sync model.safetensors.index.json\n"
@@ -224,23 +192,16 @@ TEST(everything_is_synced_before_it_gets_its_name) {
                              "sync %s\n"
                              "rename latest.tmp latest\n"
                              "sync %s\n",
-                             basename(t.dir), basename(t.dir));
+                             run, run);
   assert_string_equal(injected.events, expected);
   free(expected);
-  free(t.export.files);
-  tokenizer_close(t.tokenizer);
-  assert_int_equal(directory_remove(t.dir, &err), 0);
-  free(t.dir);
-  tiny_run_close(&t.run);
+  tiny_test_close(&t.tiny);
 }
 
 // `latest` is a convenience.
 TEST(a_file_system_without_links_has_its_newest_checkpoint_by_number) {
-  Test t = {.scenario = {.name = "no links", .before = 100, .during = 200, .keep = 1},
-            .dir = temporary_folder()};
-  tiny_run_open(&t.run, "");
-  tiny_run_open(&t.loaded, "");
-  t.run.config.train.keep_best = true;
+  Test t = open_test(&(Scenario){.name = "no links", .before = 100, .during = 200, .keep = 1});
+  t.tiny.run.config.train.keep_best = true;
   must(save(&t, 100, BEFORE, &err), &err);
   assert_string_equal(err.text, "");
   injected.no_links = true;
@@ -252,25 +213,16 @@ TEST(a_file_system_without_links_has_its_newest_checkpoint_by_number) {
   assert_int_equal(version_found(&t, "no links"), AFTER);
   check_no_leftovers(&t, "*.tmp", "no links");
   check_no_leftovers(&t, "step-00000100", "no links");
-  assert_false(exists(&t, "latest"));
-  must(directory_remove(t.dir, &err), &err);
-  free(t.dir);
-  tiny_run_close(&t.loaded);
-  tiny_run_close(&t.run);
+  assert_false(tiny_test_has(&t.tiny, "latest"));
+  tiny_test_close(&t.tiny);
 }
 
 TEST(a_system_that_writes_only_half_of_what_is_asked_saves_all) {
-  Test t = {.scenario = {.name = "short writes", .during = 200, .keep = 1},
-            .dir = temporary_folder()};
-  tiny_run_open(&t.run, "");
-  tiny_run_open(&t.loaded, "");
+  Test t = open_test(&(Scenario){.name = "short writes", .during = 200, .keep = 1});
   injected.always_short = true;
   const int status = save(&t, 200, DURING, &err);
   injected.always_short = false;
-  if (status != 0) fail_msg("%s", err.text);
+  must(status, &err);
   assert_int_equal(version_found(&t, "short writes"), DURING);
-  assert_int_equal(directory_remove(t.dir, &err), 0);
-  free(t.dir);
-  tiny_run_close(&t.loaded);
-  tiny_run_close(&t.run);
+  tiny_test_close(&t.tiny);
 }

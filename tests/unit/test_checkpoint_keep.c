@@ -28,12 +28,18 @@ static int save(TinyTest *t, int64_t step, int64_t skipped, int64_t best, Error 
   state.updates = step - skipped;
   state.nonfinite_row = skipped;
   state.best_val_step = best;
-  return tiny_run_save(&t->run, t->dir, NULL, &state, 2, err);
+  return tiny_run_save(&t->run, t->dir, NULL, &state, t->run.config.train.keep_checkpoints, err);
 }
 
-static void must_save(TinyTest *t, int64_t step, int64_t skipped, int64_t best) {
+static void must_save(TinyTest *t, int64_t step, int64_t best) {
   Error err = {""};
-  must(save(t, step, skipped, best, &err), &err);
+  must(save(t, step, 0, best, &err), &err);
+}
+
+static TinyTest open_keeping(int64_t keep) {
+  TinyTest t = tiny_test_open(untied);
+  t.run.config.train.keep_checkpoints = keep;
+  return t;
 }
 
 // "5 10 15": the steps that there are, from the first on.
@@ -50,72 +56,70 @@ static void expect_steps(const TinyTest *t, const char *suffix, const char *expe
   assert_string_equal(text, expected);
 }
 
-TEST(a_row_of_skipped_updates_removes_no_good_checkpoint) {
-  TinyTest t = tiny_test_open(untied);
-  must_save(&t, 5, 0, 0);
-  must_save(&t, 10, 3, 0); // skipped from step 8 on
-  must_save(&t, 15, 8, 0);
-  expect_steps(&t, "", "5 10 15");
-  must_save(&t, 20, 13, 0);
-  expect_steps(&t, "", "5 15 20");
-  must_save(&t, 25, 0, 0); // it ended, so the weights of step 20 were good
-  expect_steps(&t, "", "20 25");
-  must_save(&t, 30, 0, 0);
-  expect_steps(&t, "", "25 30");
-  tiny_test_close(&t);
-}
-
-static int save_of_one(TinyTest *t, int64_t step, int64_t updates, Error *err) {
-  TrainState state = tiny_state(step, 1);
-  state.updates = updates;
-  return tiny_run_save(&t->run, t->dir, NULL, &state, 1, err);
-}
-
-TEST(the_last_good_one_is_one_after_which_a_step_was_finite) {
-  TinyTest t = tiny_test_open(untied);
-  must(save_of_one(&t, 2, 2, &err), &err);
-  must(save_of_one(&t, 4, 4, &err), &err); // its update was applied, and ruined the weights
-  expect_steps(&t, "", "2 4");
-  must(save_of_one(&t, 6, 4, &err), &err);
-  must(save_of_one(&t, 8, 4, &err), &err);
-  expect_steps(&t, "", "2 8");
-  must(save_of_one(&t, 10, 6, &err), &err); // they were not ruined after all
-  expect_steps(&t, "", "8 10");
-  tiny_test_close(&t);
+TEST(the_newest_stay_and_the_last_good_one_and_the_best) {
+  static const struct {
+    int64_t keep;
+    bool keep_best;
+    struct {
+      int64_t step, skipped, best;
+      const char *left; // afterwards
+      int64_t named;    // by RUN/best
+    } saves[9];
+  } runs[] = {
+      {2,
+       false,
+       {{5, 0, 0, "5", -1},
+        {10, 3, 0, "5 10", -1}, // skipped from step 8 on
+        {15, 8, 0, "5 10 15", -1},
+        {20, 13, 0, "5 15 20", -1},
+        {25, 0, 0, "20 25", -1}, // it ended, so the weights of step 20 were good
+        {30, 0, 0, "25 30", -1}}},
+      {1,
+       false,
+       {{2, 0, 0, "2", -1},
+        {4, 0, 0, "2 4", -1}, // its update was applied, and ruined the weights
+        {6, 2, 0, "2 6", -1},
+        {8, 4, 0, "2 8", -1},
+        {10, 4, 0, "8 10", -1}}}, // they were not ruined after all
+      {2,
+       true,
+       {{5, 0, 0, "5", -1}, // best_val_step of a run without validation
+        {10, 0, 10, "5 10", 10},
+        {15, 0, 10, "10 15", 10},
+        {20, 0, 10, "10 15 20", 10},
+        {25, 0, 10, "10 20 25", 10},
+        {30, 0, 10, "10 25 30", 10},
+        {35, 0, 32, "10 30 35", 10}, // its step was not saved, so 10 is the best that there is
+        {40, 0, 40, "35 40", 40}}},
+  };
+  for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+    TinyTest t = open_keeping(runs[i].keep);
+    t.run.config.train.keep_best = runs[i].keep_best;
+    for (int j = 0; runs[i].saves[j].step; j++) {
+      must(save(&t, runs[i].saves[j].step, runs[i].saves[j].skipped, runs[i].saves[j].best, &err),
+           &err);
+      expect_steps(&t, "", runs[i].saves[j].left);
+      assert_int_equal(link_step(t.dir, "best"), runs[i].saves[j].named);
+    }
+    tiny_test_close(&t);
+  }
 }
 
 TEST(room_is_made_before_a_save_but_not_of_the_latest) {
-  TinyTest t = tiny_test_open(untied);
-  for (int step = 2; step <= 4; step++) must(save_of_one(&t, step, step, &err), &err);
+  TinyTest t = open_keeping(1);
+  for (int step = 2; step <= 4; step++) must(save(&t, step, 0, 0, &err), &err);
   expect_steps(&t, "", "3 4");
   free_bytes = 0;
-  expect_error(save_of_one(&t, 5, 5, &err), &err, "step-00000004' is intact");
+  expect_error(save(&t, 5, 0, 0, &err), &err, "step-00000004' is intact");
   expect_steps(&t, "", "4");
   free_bytes = UINT64_MAX;
-  must(save_of_one(&t, 9, 9, &err), &err);
+  must(save(&t, 9, 0, 0, &err), &err);
   tiny_test_remove(&t, "latest"); // the run is taken back to step 4
   assert_int_equal(symlink("step-00000004", path_text("%s/latest", t.dir).text), 0);
   free_bytes = 0;
-  expect_error(save_of_one(&t, 11, 11, &err), &err, "step-00000004' is intact");
+  expect_error(save(&t, 11, 0, 0, &err), &err, "step-00000004' is intact");
   expect_steps(&t, "", "4");
   free_bytes = UINT64_MAX;
-  tiny_test_close(&t);
-}
-
-TEST(keep_best_keeps_the_best_and_names_it) {
-  TinyTest t = tiny_test_open(untied);
-  t.run.config.train.keep_best = true;
-  must_save(&t, 5, 0, 0); // best_val_step of a run without validation
-  assert_int_equal(link_step(t.dir, "best"), -1);
-  must_save(&t, 10, 0, 10);
-  for (int step = 15; step <= 30; step += 5) must_save(&t, step, 0, 10);
-  assert_int_equal(link_step(t.dir, "best"), 10);
-  expect_steps(&t, "", "10 25 30");
-  must_save(&t, 35, 0, 32); // its step was not saved, so 10 is the best that there is
-  expect_steps(&t, "", "10 30 35");
-  must_save(&t, 40, 0, 40);
-  assert_int_equal(link_step(t.dir, "best"), 40);
-  expect_steps(&t, "", "35 40");
   tiny_test_close(&t);
 }
 
@@ -132,9 +136,9 @@ static uint64_t tensors_bytes(const TinyTest *t, const char *name) {
 
 TEST(a_save_without_room_writes_nothing) {
   for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
-    TinyTest t = tiny_test_open(untied);
+    TinyTest t = open_keeping(2);
     t.run.config.output.save_dtype = dtype;
-    must_save(&t, 5, 0, 0);
+    must_save(&t, 5, 0);
     const uint64_t bytes = tensors_bytes(&t, WEIGHTS_FILE) + tensors_bytes(&t, OPTIMIZER_FILE);
     free_bytes = bytes - 1;
     expect_error(save(&t, 10, 0, 0, &err), &err, "of free space, but a checkpoint needs");
@@ -147,7 +151,7 @@ TEST(a_save_without_room_writes_nothing) {
     expect_error(checkpoint_room(deeper.text, &t.run.config, 10, &err), &err, "free space");
     free_bytes = bytes;
     must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
-    must_save(&t, 10, 0, 0);
+    must_save(&t, 10, 0);
     t.run.config.train.save_interval = -1; // a run that saves nothing needs no room
     free_bytes = 0;
     must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
@@ -158,15 +162,15 @@ TEST(a_save_without_room_writes_nothing) {
 
 TEST(a_model_alone_needs_the_room_of_its_weights) {
   for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
-    TinyTest t = tiny_test_open(untied);
+    TinyTest t = open_keeping(2);
     OutputConfig *output = &t.run.config.output;
     output->save_dtype = dtype;
     output->save_optimizer = false;
-    must_save(&t, 5, 0, 0);
+    must_save(&t, 5, 0);
     assert_false(tiny_test_has(&t, "latest/" OPTIMIZER_FILE));
     free_bytes = tensors_bytes(&t, WEIGHTS_FILE);
     must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
-    must_save(&t, 10, 0, 0);
+    must_save(&t, 10, 0);
     free_bytes--;
     expect_error(save(&t, 15, 0, 0, &err), &err, "of free space, but a checkpoint needs");
     expect_steps(&t, "", "5 10");
@@ -176,8 +180,8 @@ TEST(a_model_alone_needs_the_room_of_its_weights) {
 }
 
 TEST(a_start_removes_what_a_kill_has_left) {
-  TinyTest t = tiny_test_open(untied);
-  must_save(&t, 5, 0, 0);
+  TinyTest t = open_keeping(2);
+  must_save(&t, 5, 0);
   must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);
   checkpoint_clear(t.dir, &err);
   assert_string_equal(err.text, "");
@@ -205,21 +209,21 @@ static bool whole(const char *folder) {
 
 TEST(what_a_link_leads_to_stays) {
   static const char word[] = "is a link or a file";
-  TinyTest t = tiny_test_open(untied);
-  must(save_of_one(&t, 5, 5, &err), &err);
+  TinyTest t = open_keeping(1);
+  must(save(&t, 5, 0, 0, &err), &err);
   const PathText archived = archive(&t, "step-00000005");
-  must(save_of_one(&t, 10, 10, &err), &err);
-  must(save_of_one(&t, 15, 15, &err), &err); // step 5 would go
+  must(save(&t, 10, 0, 0, &err), &err);
+  must(save(&t, 15, 0, 0, &err), &err); // step 5 would go
   if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
   expect_steps(&t, "", "5 10 15");
   assert_true(whole(archived.text));
-  must(save_of_one(&t, 5, 5, &err), &err); // a save of that step replaces the link itself
+  must(save(&t, 5, 0, 0, &err), &err); // a save of that step replaces the link itself
   if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
   assert_true(whole(archived.text));
   checkpoint_clear(t.dir, &err);
   if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
   assert_true(whole(archived.text));
-  expect_error(save_of_one(&t, 5, 5, &err), &err, word); // not through what is left of it
+  expect_error(save(&t, 5, 0, 0, &err), &err, word); // not through what is left of it
   assert_true(whole(archived.text));
   tiny_test_close(&t);
 }
@@ -227,13 +231,13 @@ TEST(what_a_link_leads_to_stays) {
 TEST(a_checkpoint_with_a_file_of_another_stays) {
   static const char *const others[] = {"notes.txt", "deep/er", "model.gguf"};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-    TinyTest t = tiny_test_open(untied);
-    must(save_of_one(&t, 5, 5, &err), &err);
+    TinyTest t = open_keeping(1);
+    must(save(&t, 5, 0, 0, &err), &err);
     must(directory_add(path_text("%s/step-00000005/deep", t.dir).text, &err), &err);
     if (i != 1) must(directory_remove(path_text("%s/step-00000005/deep", t.dir).text, &err), &err);
     tiny_test_write(&t, path_text("step-00000005/%s", others[i]).text, "mine");
     for (int step = 10; step <= 20; step += 5) {
-      must(save_of_one(&t, step, step, &err), &err);
+      must(save(&t, step, 0, 0, &err), &err);
       assert_int_equal(strstr(err.text, "to remove, as it holds") != NULL, step > 10);
     }
     expect_steps(&t, "", "5 15 20");
@@ -246,20 +250,20 @@ TEST(a_checkpoint_with_a_file_of_another_stays) {
 // ---- A run that was taken back
 
 TEST(checkpoints_of_later_steps_go_when_the_run_passes_them) {
-  TinyTest t = tiny_test_open(untied);
+  TinyTest t = open_keeping(2);
   t.run.config.train.keep_best = true;
-  for (int step = 10; step <= 40; step += 10) must_save(&t, step, 0, step == 40 ? 40 : 0);
+  for (int step = 10; step <= 40; step += 10) must_save(&t, step, step == 40 ? 40 : 0);
   expect_steps(&t, "", "30 40");
   must(checkpoint_take_back(t.dir, 30, &err), &err);
   assert_int_equal(link_step(t.dir, "latest"), 30);
-  must_save(&t, 35, 0, 0);
+  must_save(&t, 35, 0);
   expect_steps(&t, "", "30 35 40");
   assert_int_equal(link_step(t.dir, "best"), 40);
-  must_save(&t, 40, 0, 0); // which replaces the one that was the best
+  must_save(&t, 40, 0); // which replaces the one that was the best
   assert_int_equal(link_step(t.dir, "best"), -1);
   expect_steps(&t, "", "35 40");
   must(checkpoint_take_back(t.dir, 35, &err), &err);
-  must_save(&t, 45, 0, 0); // step 40 is not this run's
+  must_save(&t, 45, 0); // step 40 is not this run's
   expect_steps(&t, "", "35 45");
   tiny_test_close(&t);
 }

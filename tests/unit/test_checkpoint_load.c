@@ -1,46 +1,47 @@
-// Weights that other programs wrote, or that are not what the model needs: what is loaded, what is
-// passed over and what is refused.
+// Files that other programs or older versions wrote, or that are not what the model needs: which
+// weights, moments and FP8 scalings are loaded, passed over and refused.
 #include <unistd.h>
 
 #include "data/safetensors.h"
+#include "model/checkpoint/files.h"
+#include "model/tensors.h"
 #include "tests/support/safe_values.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
-static const char tied[] = "\"tie_word_embeddings\": true";
-static const char untied[] = "\"tie_word_embeddings\": false";
+static const char weights_file[] = "latest/" WEIGHTS_FILE,
+                  optimizer_file[] = "latest/" OPTIMIZER_FILE;
+static const TinyKind *const fp8 = &tiny_kinds[3], *const tied = &tiny_kinds[0];
 
-// The tensors of a file, to be changed and written again.
+// ---- The tensors of a file, to be changed and written again
+
 typedef struct Bag {
   int count;
   struct {
     SafeTensor t;
     float *values;
     int64_t elements;
-  } items[64];
+  } items[256];
 } Bag;
 
-static void bag_add(Bag *bag, const char *name, const SafeTensor *like, const float *values) {
+static void bag_add(Bag *bag, const char *name, const SafeTensor *like, const void *values) {
   int64_t n = 1;
   for (int i = 0; i < like->rank; i++) n *= like->shape[i];
   const int at = bag->count++;
   bag->items[at].t = *like;
   bag->items[at].t.name = xstrdup(name);
   bag->items[at].elements = n;
-  bag->items[at].values = xmalloc((size_t)n * sizeof *values);
-  memcpy(bag->items[at].values, values, (size_t)n * sizeof *values);
+  bag->items[at].values = xmalloc((size_t)n * sizeof(float));
+  memcpy(bag->items[at].values, values, (size_t)n * sizeof(float));
 }
 
 static Bag bag_read(const TinyTest *t, const char *name) {
   SafeFile file;
   Bag bag = {0};
-  char *path = xasprintf("%s/%s", t->dir, name);
-  safe_open(&file, path);
+  safe_open(&file, tiny_test_path(t, name).text);
   for (int i = 0; i < file.count; i++)
-    bag_add(&bag, file.tensors[i].name, &file.tensors[i],
-            (const float *)(const void *)(file.tensors[i].data));
+    bag_add(&bag, file.tensors[i].name, &file.tensors[i], file.tensors[i].data);
   safetensors_close(&file);
-  free(path);
   return bag;
 }
 
@@ -51,145 +52,148 @@ static int bag_find(const Bag *bag, const char *name) {
   return -1;
 }
 
-static void bag_remove(Bag *bag, const char *name) {
-  const int at = bag_find(bag, name);
+static void bag_remove(Bag *bag, int at) {
   free(bag->items[at].t.name);
   free(bag->items[at].values);
   bag->items[at] = bag->items[--bag->count];
 }
 
+static void bag_rename(Bag *bag, const char *from, const char *to) {
+  const int at = bag_find(bag, from);
+  bag_add(bag, to, &bag->items[at].t, bag->items[at].values);
+  bag_remove(bag, at);
+}
+
 static void bag_free(Bag *bag) {
-  while (bag->count > 0) bag_remove(bag, bag->items[0].t.name);
+  while (bag->count > 0) bag_remove(bag, 0);
+}
+
+static void bag_dtype(Bag *bag, SafeDtype dtype) {
+  for (int i = 0; i < bag->count; i++) bag->items[i].t.dtype = dtype;
 }
 
 // Items [first, last) in one file; BF16 takes the upper halves, other dtypes the bytes as they are.
-static void bag_write(const TinyTest *t, const char *name, const Bag *bag, int first, int last,
-                      SafeDtype dtype) {
+static void bag_write(const TinyTest *t, const char *name, const Bag *bag, int first, int last) {
   Error err = {""};
   SafeWriter w;
-  SafeTensor tensors[64];
-  for (int i = first; i < last; i++) {
-    tensors[i] = bag->items[i].t;
-    tensors[i].dtype = dtype;
-  }
-  char *path = xasprintf("%s/%s", t->dir, name);
-  must(safetensors_create(&w, path, 1, last - first, tensors + first, &err), &err);
+  SafeTensor tensors[256];
+  for (int i = first; i < last; i++) tensors[i] = bag->items[i].t;
+  must(safetensors_create(&w, tiny_test_path(t, name).text, 1, last - first, tensors + first, &err),
+       &err);
   for (int i = first; i < last; i++)
     for (int64_t j = 0; j < bag->items[i].elements; j++) {
       const char *bytes = (const char *)&bag->items[i].values[j];
-      if (dtype == SAFE_BF16)
-        must(safetensors_append(&w, bytes + 2, 2, &err), &err);
-      else
-        must(safetensors_append(&w, bytes, 4, &err), &err);
+      const bool half = tensors[i].dtype == SAFE_BF16;
+      must(safetensors_append(&w, bytes + (half ? 2 : 0), half ? 2 : 4, &err), &err);
     }
   must(safetensors_finish(&w, &err), &err);
-  free(path);
 }
-
-static const char weights_name[] = "latest/model.safetensors";
 
 // With checksums of what the test has made of the files.
 static int load(TinyTest *t, bool with_optimizer, Error *err) {
   tiny_test_sign(t, "latest", 1);
-  char *path = xasprintf("%s/latest", t->dir);
-  const int status = tiny_load(path, &t->loaded.llama, with_optimizer, err);
-  free(path);
-  return status;
+  return tiny_load(tiny_test_path(t, "latest").text, &t->loaded.llama, with_optimizer, err);
 }
 
-TEST(a_missing_tensor_is_named) {
-  TinyTest t = tiny_test_open(untied);
+static int load_bag(TinyTest *t, const char *file, const Bag *bag, Error *err) {
+  bag_write(t, file, bag, 0, bag->count);
+  return load(t, true, err);
+}
+
+static TinyTest open_saved(const TinyKind *kind) {
+  TinyTest t = tiny_test_open_kind(kind);
   tiny_test_save(&t, 1, 1, 1);
   tiny_run_fill(&t.loaded, 2);
-  Bag bag = bag_read(&t, weights_name);
-  bag_remove(&bag, "lm_head.weight");
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_F32);
-  expect_error(load(&t, true, &err), &err, "'lm_head.weight' of shape [11, 16]");
-  expect_error(-1, &err, "tie_word_embeddings");
-  bag_free(&bag);
-
-  tiny_test_save(&t, 1, 1, 1);
-  bag = bag_read(&t, "latest/optimizer.safetensors");
-  bag_remove(&bag, "exp_avg_sq.model.layers.1.self_attn.k_proj.weight");
-  bag_write(&t, "latest/optimizer.safetensors", &bag, 0, bag.count, SAFE_F32);
-  expect_error(load(&t, true, &err), &err, "'exp_avg_sq.model.layers.1.self_attn.k_proj.weight'");
-  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0); // nothing was touched
-  bag_free(&bag);
-  tiny_test_close(&t);
+  return t;
 }
 
-TEST(an_unknown_tensor_is_named) {
-  TinyTest t = tiny_test_open(untied);
-  tiny_test_save(&t, 1, 1, 1);
-  Bag bag = bag_read(&t, weights_name);
-  const int at = bag_find(&bag, "model.norm.weight");
-  bag_add(&bag, "model.layers.0.self_attn.q_proj.bias", &bag.items[at].t, bag.items[at].values);
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_F32);
-  expect_error(load(&t, false, &err), &err, "'model.layers.0.self_attn.q_proj.bias'");
-  bag_free(&bag);
-  tiny_test_close(&t);
+// Nothing was touched.
+static void expect_untouched(const TinyTest *t) {
+  assert_int_equal(tiny_run_differs(&t->loaded, 2), 0);
+  assert_int_equal(tiny_scalings.written, 0);
 }
 
-TEST(a_wrong_shape_or_dtype_is_named) {
-  TinyTest t = tiny_test_open(untied);
-  tiny_test_save(&t, 1, 1, 1);
-  Bag bag = bag_read(&t, weights_name);
-  const int at = bag_find(&bag, "model.layers.1.mlp.down_proj.weight");
-  assert_int_equal(bag.items[at].t.shape[0], 16);
-  bag.items[at].t.shape[0] = 20;
-  bag.items[at].t.shape[1] = 16;
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_F32);
-  expect_error(load(&t, false, &err), &err,
-               "'model.layers.1.mlp.down_proj.weight' has the shape [20, 16], but this model's has "
-               "[16, 20]");
-  bag.items[at].t.shape[0] = 16;
-  bag.items[at].t.shape[1] = 20;
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_I32);
-  expect_error(load(&t, false, &err), &err, "is not F32, BF16 or F16");
-  bag_free(&bag);
+// ---- One change
 
-  tiny_test_save(&t, 1, 1, 1);
-  bag = bag_read(&t, "latest/optimizer.safetensors");
-  bag_write(&t, "latest/optimizer.safetensors", &bag, 0, bag.count, SAFE_BF16);
-  expect_error(load(&t, true, &err), &err, "is not F32");
-  bag_free(&bag);
-  tiny_test_close(&t);
+typedef enum Change { REMOVED, ADDED, RENAMED, RESHAPED, RETYPED } Change;
+
+TEST(what_the_model_does_not_need_is_refused_by_name) {
+  static const struct {
+    const char *file;
+    Change change;
+    const char *tensor, *name; // name: a new one
+    SafeDtype dtype;
+    const char *words;
+  } cases[] = {
+      {weights_file, REMOVED, "lm_head.weight", NULL, SAFE_F32,
+       "lacks the tensor 'lm_head.weight' of shape [11, 16]; if the model shares it with its "
+       "embedding, tie_word_embeddings must be true"},
+      {optimizer_file, REMOVED, "exp_avg_sq.model.layers.1.self_attn.k_proj.weight", NULL, SAFE_F32,
+       "lacks the tensor 'exp_avg_sq.model.layers.1.self_attn.k_proj.weight'"},
+      {weights_file, ADDED, "model.norm.weight", "model.layers.0.self_attn.q_proj.bias", SAFE_F32,
+       "has the tensor 'model.layers.0.self_attn.q_proj.bias'"},
+      {weights_file, RESHAPED, "model.layers.1.mlp.down_proj.weight", NULL, SAFE_F32,
+       "'model.layers.1.mlp.down_proj.weight' has the shape [20, 16], but this model's has "
+       "[16, 20]"},
+      {weights_file, RETYPED, NULL, NULL, SAFE_I32, "is not F32, BF16 or F16"},
+      {optimizer_file, RETYPED, NULL, NULL, SAFE_BF16, "is not F32"},
+      {optimizer_file, RENAMED, "fp8.scalings.y of layer 0", "fp8.scalings.w of layer 0", SAFE_F32,
+       "'fp8.scalings.w of layer 0', for which this model has no place"},
+      {optimizer_file, RENAMED, "fp8.scalings.y of layer 0", "fp4.scalings.y of layer 0", SAFE_F32,
+       "a scale of 0 for the y of layer 0, or none"}, // of another precision
+      {optimizer_file, REMOVED, "fp8.scalings.y of layer 0", NULL, SAFE_F32,
+       "a scale of 0 for the y of layer 0, or none"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    TinyTest t = open_saved(fp8);
+    Bag bag = bag_read(&t, cases[i].file);
+    const int at = cases[i].tensor ? bag_find(&bag, cases[i].tensor) : 0;
+    if (cases[i].change == ADDED)
+      bag_add(&bag, cases[i].name, &bag.items[at].t, bag.items[at].values);
+    if (cases[i].change == RENAMED) bag_rename(&bag, cases[i].tensor, cases[i].name);
+    if (cases[i].change == REMOVED) bag_remove(&bag, at);
+    if (cases[i].change == RETYPED) bag_dtype(&bag, cases[i].dtype);
+    if (cases[i].change == RESHAPED) {
+      const int64_t rows = bag.items[at].t.shape[0];
+      bag.items[at].t.shape[0] = bag.items[at].t.shape[1];
+      bag.items[at].t.shape[1] = rows;
+    }
+    expect_error(load_bag(&t, cases[i].file, &bag, &err), &err, cases[i].words);
+    expect_untouched(&t);
+    bag_free(&bag);
+    tiny_test_close(&t);
+  }
 }
 
 TEST(a_tied_model_takes_an_equal_lm_head_only) {
-  TinyTest t = tiny_test_open(tied);
-  tiny_test_save(&t, 1, 1, 1);
-  Bag bag = bag_read(&t, weights_name);
+  TinyTest t = open_saved(tied);
+  Bag bag = bag_read(&t, weights_file);
   const int at = bag_find(&bag, "model.embed_tokens.weight");
   bag_add(&bag, "lm_head.weight", &bag.items[at].t, bag.items[at].values);
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_F32);
-  must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
+  must(load_bag(&t, weights_file, &bag, &err), &err);
+  assert_int_equal(tiny_test_differs(&t, 1), 0);
   bag.items[bag.count - 1].values[175] += 1;
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_F32);
-  expect_error(load(&t, true, &err), &err, "lm_head.weight differs");
+  expect_error(load_bag(&t, weights_file, &bag, &err), &err, "lm_head.weight differs");
   bag_free(&bag);
   tiny_test_close(&t);
 }
 
 TEST(rotary_buffers_of_old_files_are_passed_over) {
-  TinyTest t = tiny_test_open(tied);
-  tiny_test_save(&t, 1, 1, 1);
-  Bag bag = bag_read(&t, weights_name);
+  TinyTest t = open_saved(tied);
+  Bag bag = bag_read(&t, weights_file);
   const SafeTensor like = {.rank = 1, .shape = {2}};
   bag_add(&bag, "model.layers.0.self_attn.rotary_emb.inv_freq", &like, (const float[]){1, 2});
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_F32);
-  must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
+  must(load_bag(&t, weights_file, &bag, &err), &err);
+  assert_int_equal(tiny_test_differs(&t, 1), 0);
   bag_free(&bag);
   tiny_test_close(&t);
 }
 
 TEST(bf16_weights_are_read) {
-  TinyTest t = tiny_test_open(untied);
-  tiny_test_save(&t, 1, 1, 1);
-  Bag bag = bag_read(&t, weights_name);
-  bag_write(&t, weights_name, &bag, 0, bag.count, SAFE_BF16);
+  TinyTest t = open_saved(&tiny_kinds[3]);
+  Bag bag = bag_read(&t, weights_file);
+  bag_dtype(&bag, SAFE_BF16);
+  bag_write(&t, weights_file, &bag, 0, bag.count);
   must(load(&t, false, &err), &err);
   const int at = bag_find(&bag, "model.norm.weight");
   const int param = param_index(&t.run.config.model, PARAM_FINAL_NORM, -1);
@@ -206,38 +210,126 @@ TEST(bf16_weights_are_read) {
 }
 
 TEST(sharded_weights_are_read) {
-  TinyTest t = tiny_test_open(untied);
-  tiny_test_save(&t, 1, 1, 1);
-  Bag bag = bag_read(&t, weights_name);
-  bag_write(&t, "latest/one.safetensors", &bag, 0, 5, SAFE_F32);
-  bag_write(&t, "latest/two.safetensors", &bag, 5, bag.count, SAFE_F32);
-  tiny_test_remove(&t, weights_name);
+  static const char index[] = "latest/" WEIGHTS_INDEX_FILE;
+  static const struct {
+    const char *json, *words;
+  } wrong[] = {{"{\"weight_map\": {\"a\": \"../one.safetensors\"}}", "not a file's name"},
+               {"{\"weight_map\": {\"a\": \"three.safetensors\"}}", "three.safetensors"},
+               {"{\"weight_map\": []}", "no object 'weight_map'"}};
+  TinyTest t = open_saved(fp8);
+  Bag bag = bag_read(&t, weights_file);
+  bag_write(&t, "latest/one.safetensors", &bag, 0, 5);
+  bag_write(&t, "latest/two.safetensors", &bag, 5, bag.count);
+  tiny_test_remove(&t, weights_file);
   expect_error(load(&t, true, &err), &err, "has no weights");
-  const char *index = "latest/model.safetensors.index.json";
   tiny_test_write(&t, index,
                   "{\"metadata\": {}, \"weight_map\": {\"a\": \"one.safetensors\", "
                   "\"b\": \"two.safetensors\", \"c\": \"one.safetensors\"}}");
   must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
-
-  bag_write(&t, "latest/two.safetensors", &bag, 4, bag.count, SAFE_F32);
+  assert_int_equal(tiny_test_differs(&t, 1), 0);
+  bag_write(&t, "latest/two.safetensors", &bag, 4, bag.count);
   expect_error(load(&t, true, &err), &err, "two shards have the tensor");
-  tiny_test_write(&t, index, "{\"weight_map\": {\"a\": \"../one.safetensors\"}}");
-  expect_error(load(&t, true, &err), &err, "not a file's name");
-  tiny_test_write(&t, index, "{\"weight_map\": {\"a\": \"three.safetensors\"}}");
-  expect_error(load(&t, true, &err), &err, "three.safetensors");
-  tiny_test_write(&t, index, "{\"weight_map\": []}");
-  expect_error(load(&t, true, &err), &err, "no object 'weight_map'");
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    tiny_test_write(&t, index, wrong[i].json);
+    expect_error(load(&t, true, &err), &err, wrong[i].words);
+  }
   bag_free(&bag);
   tiny_test_close(&t);
 }
 
-TEST(a_damaged_weights_file_is_refused) {
-  TinyTest t = tiny_test_open(tied);
-  tiny_test_save(&t, 1, 1, 1);
-  char *path = xasprintf("%s/%s", t.dir, weights_name);
-  if (truncate(path, 1000) != 0) fail_msg("cannot cut %s", path);
-  expect_error(load(&t, true, &err), &err, "model.safetensors");
-  free(path);
+// ---- FP8 scalings
+
+TEST(tensors_are_known_by_name_and_not_by_position) {
+  TinyTest t = open_saved(fp8);
+  Bag bag = bag_read(&t, optimizer_file), reversed = {0};
+  for (int i = bag.count; i-- > 0;)
+    bag_add(&reversed, bag.items[i].t.name, &bag.items[i].t, bag.items[i].values);
+  must(load_bag(&t, optimizer_file, &reversed, &err), &err);
+  assert_int_equal(tiny_test_differs(&t, 1), 0);
+  for (int i = 0; i < tiny_scalings.count; i++)
+    for (int j = 0; j < i; j++)
+      assert_string_not_equal(scaling_name(&t.run.config.model, i).text,
+                              scaling_name(&t.run.config.model, j).text);
+  bag_free(&bag);
+  bag_free(&reversed);
+  tiny_test_close(&t);
+}
+
+// Whoever goes on in another precision, or has no scales yet, calibrates.
+TEST(scalings_of_another_precision_are_passed_over) {
+  for (int i = 0; i < 3; i++) {
+    TinyTest t = tiny_test_open_kind(fp8);
+    t.run.llama.shape.fp8 = i != 0;
+    t.loaded.llama.shape.fp8 = i != 1;
+    t.run.be->calibrating = i == 2;
+    tiny_test_save(&t, 1, 1, 1);
+    must(load(&t, true, &err), &err);
+    assert_int_equal(tiny_scalings.written, 0);
+    assert_true(t.loaded.be->calibrating);
+    tiny_test_close(&t);
+  }
+}
+
+// In the form of older versions: one tensor.
+static int load_old_form(TinyTest *t, SafeDtype dtype, int64_t rows, int64_t cols,
+                         const ScalingState *states, Error *err) {
+  Bag bag = bag_read(t, optimizer_file);
+  for (int i = bag.count; i-- > 0;)
+    if (is_scaling(&bag.items[i].t)) bag_remove(&bag, i);
+  const SafeTensor like = {.dtype = dtype, .rank = 2, .shape = {rows, cols}};
+  bag_add(&bag, "fp8.scalings", &like, states);
+  const int status = load_bag(t, optimizer_file, &bag, err);
+  bag_free(&bag);
+  return status;
+}
+
+TEST(scalings_in_the_older_form_are_read_by_position) {
+  TinyTest t = open_saved(fp8);
+  const int count = tiny_scalings.count;
+  const struct {
+    SafeDtype dtype;
+    int64_t rows, cols;
+  } wrong[] = {{SAFE_F32, count + 1, SCALING_FLOATS},
+               {SAFE_F32, count, SCALING_FLOATS - 1},
+               {SAFE_BF16, count, SCALING_FLOATS}};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    expect_error(
+        load_old_form(&t, wrong[i].dtype, wrong[i].rows, wrong[i].cols, tiny_scalings.saved, &err),
+        &err, "fp8.scalings");
+    expect_untouched(&t);
+  }
+  must(load_old_form(&t, SAFE_F32, count, SCALING_FLOATS, tiny_scalings.saved, &err), &err);
+  assert_int_equal(tiny_test_differs(&t, 1), 0);
+  tiny_test_close(&t);
+}
+
+// Loads with one value of the scaling of `at` in place of its own: 0 its scale, from 1 on its
+// history; -1: its scale, and a history of zeros.
+static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
+  ScalingState states[TINY_SCALINGS];
+  memcpy(states, tiny_scalings.saved, sizeof states);
+  if (value < 0) states[at] = (ScalingState){.scale = is};
+  if (value == 0) states[at].scale = is;
+  if (value > 0) states[at].history[value - 1] = is;
+  return load_old_form(t, SAFE_F32, tiny_scalings.count, SCALING_FLOATS, states, err);
+}
+
+TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
+  TinyTest t = open_saved(fp8);
+  const ModelConfig *c = &t.run.config.model;
+  const int used = scaling_index(c, 0, TENSOR_y), never = scaling_index(c, 0, TENSOR_dx);
+  const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};
+  for (int i = 0; i < 5; i++) {
+    expect_error(load_with(&t, used, 0, bad[i], &err), &err, "fp8.scalings");
+    expect_error(load_with(&t, never, 0, bad[i], &err), &err, "fp8.scalings");
+    if (bad[i] != 0) // before the history is full
+      expect_error(load_with(&t, used, SCALE_HISTORY, bad[i], &err), &err, "fp8.scalings");
+  }
+  // Nobody has looked for a scale: right where no product needs one.
+  expect_error(load_with(&t, used, -1, 0, &err), &err, "a scale of 0 for the y of layer 0");
+  expect_untouched(&t);
+  must(load_with(&t, never, -1, 0, &err), &err);
+  must(load_with(&t, used, SCALE_HISTORY, 0, &err), &err);
+  assert_int_equal(tiny_scalings.written, 2);
   tiny_test_close(&t);
 }
