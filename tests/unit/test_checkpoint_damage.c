@@ -33,8 +33,9 @@ static char *read_all(const char *path, size_t *bytes) {
   return data;
 }
 
-static void write_all(const char *path, const char *data, size_t bytes) { // and syncs nothing
-  unlink(path); // for else the file system may do that
+// A new file, of which nothing is synced.
+static void write_all(const char *path, const char *data, size_t bytes) {
+  unlink(path);
   FILE *file = fopen(path, "w");
   if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0)
     fail_msg("cannot write '%s'", path);
@@ -345,7 +346,7 @@ TEST(weights_that_were_exchanged_after_the_check_are_not_loaded) {
     must(tiny_open(&c, t.dir, true, &err), &err);
     tiny_test_save(&t, 300, 4, 9);
     char *other = read_all(in(&t, "step-00000300", names[i]).text, &bytes);
-    write_all(in(&t, newest, names[i]).text, other, bytes);
+    must(file_write(in(&t, newest, names[i]).text, other, bytes, &err), &err); // in place
     expect_error(checkpoint_load(&c, &t.loaded.llama, &err), &err, "was changed while it was read");
     checkpoint_close(&c);
     free(other);
