@@ -102,7 +102,7 @@ struct StateSource {
 StateSource state_source(const Llama *llama); // the backend as it is
 
 // Saves RUN/step-%08d, points RUN/latest at it, and RUN/best where train.keep_best says so; then
-// removes the checkpoints that need not stay (keep.c). RUN must exist. export may be NULL: no
+// removes the checkpoints that need not stay (prune). RUN must exist. export may be NULL: no
 // tokenizer, nothing carried over. -1: RUN/latest is as it was, and *err says what is intact. 0:
 // *err has remarks on what could not be linked or removed, else "".
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,

@@ -15,16 +15,6 @@
 #define SCALINGS ".scalings"
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
-// ---- keep.c
-bool save_writes(const char *name); // whether a save writes files of this name
-// Removes all RUN/step-*SUFFIX. *left gets a remark on each that holds what no save writes; where
-// the system refuses, the next save tries again.
-void remove_leftovers(const char *run_dir, const char *suffix, Error *left);
-// Removes the checkpoints that go at a save of the state `now`. before: the step that `latest` named before the save; the run has passed those
-// between the two steps, which another one wrote. -1: not known.
-void prune(const char *run_dir, const TrainState *now, const TrainConfig *config, int64_t before,
-           Error *left);
-
 // ---- export.c
 bool export_writes(const char *name); // a file of this name, or its .tmp of older versions
 // Writes and syncs FOLDER/NAME, and frees the text.

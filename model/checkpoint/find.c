@@ -14,13 +14,11 @@ int no_weights(const char *folder, Error *err) {
   if (!has_file(folder, "pytorch_model.bin") && !has_file(folder, "pytorch_model.bin.index.json"))
     return error_set(err, "'%s' has no weights: neither %s nor %s is there", folder, WEIGHTS_FILE,
                      WEIGHTS_INDEX_FILE);
-  return error_set(
-      err,
-      "'%s' has its weights in pytorch_model.bin only, a Python pickle, which can run code; "
-      "make safetensors of it: python3 -c \"from transformers import "
-      "AutoModelForCausalLM as A; A.from_pretrained('%s', dtype='auto')"
-      ".save_pretrained('%s')\"",
-      folder, folder, folder);
+  return error_set(err,
+                   "'%s' has its weights in pytorch_model.bin only, a Python pickle, which can run "
+                   "code: make safetensors of it, by transformers' from_pretrained and "
+                   "save_pretrained",
+                   folder);
 }
 
 static int weights_complete(const char *path, Error *err) {
