@@ -40,31 +40,14 @@ mkdir other && sed 's/begin_of_text/start_of_text/g' set/tokenizer.json >other/t
 cmp -s set/tokenizer.json other/tokenizer.json && fails a_file_that_says_something_else 'it says the same'
 untouched another_tokenizer_is_not_replaced "the folder 'other' holds another tokenizer" --out other text
 
-# ---- What stands beside it. FOLDER.tmp and FOLDER.old are removed only if an unfinished run left them
+# ---- What stands beside it, and comes to it: unit/test_folder_faults has the other cases
 
 mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.unfinished
 name=what_a_killed_run_left_is_removed
 if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $name "$(cat stderr) $(files late.tmp)"; fi
-mkdir theirs.tmp && touch theirs.tmp/letter theirs.tmp/.unfinished
-untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is not for ./prepare to remove, as it holds 'letter'" --out theirs text
 cp -r set copy.tmp
-untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is not for ./prepare to remove, as it holds 'checksums.json'" --out copy text
-cp -r set vault && ln -s vault away.tmp
-untouched nor_one_behind_a_link "cannot open the folder 'away.tmp': Not a directory" --out away text
-cp -r set half.old && touch half.old/.unfinished
-untouched the_dataset_of_a_killed_exchange_is_kept "'half.old' is what 'half' was" --out half text
-cp -r set twice && cp -r set twice.old && ln -s vault linked.old && cp -r set linked
-before=$(files twice.old; files vault)
-runs --force --out twice text && runs --force --out linked text
-check a_backup_is_left_alone "$(ls -d twice* linked* vault/*)" test "$before" = "$(files twice.old; files vault)"
-ln -s nowhere dangling
-untouched a_link_to_nothing_is_refused_before_the_work "'dangling' is a link to 'nowhere', which is not there" --out dangling many.jsonl
-mkdir -m 700 private && runs --out private text
-check the_mode_of_a_folder_is_kept "$(stat -c %a private)" test "$(stat -c %a private)" = 700
-runs --force --out private text
-check also_of_one_that_is_replaced "$(stat -c %a private)" test "$(stat -c %a private)" = 700
-
-# ---- What comes to it while ./prepare runs
+untouched a_dataset_that_somebody_keeps_there_is_not \
+  "'copy.tmp' is not for ./prepare to remove, as it holds 'checksums.json'" --out copy text
 
 # meanwhile NAME WORDS OUT COMMAND ARGUMENTS...: the command runs while ./prepare writes OUT. Both stay.
 meanwhile() {
@@ -85,13 +68,8 @@ meanwhile() {
     [ "$(documents "$out".tmp/*.bin)" = '[0123456789abcdefgh][ijk]' ]; then passes "$name"
   else fails "$name" "status $status, said: $(cat stderr), left: $(files "$out") $(files "$out.tmp")"; fi
 }
-meanwhile a_folder_that_somebody_makes_meanwhile_is_kept "'made' was changed while" made 'mkdir made; echo theirs >made/letter'
-mkdir empty.2
-meanwhile so_is_an_empty_one_that_is_filled "(see 'letter')" empty.2 'echo theirs >empty.2/letter'
 cp -r set again
-meanwhile so_is_a_file_in_a_dataset_to_be_replaced "(see 'letter')" again 'echo theirs >again/letter' --force
-rm -r made
-untouched what_was_made_then_is_not_removed_later "'made.tmp' is not for ./prepare to remove, as it holds 'checksums.json'" --force --out made text
+meanwhile a_file_that_comes_to_a_dataset_is_kept "(see 'letter')" again 'echo theirs >again/letter' --force
 mkfifo pipe
 "$prepare" --out busy - <pipe >stdout 2>stderr.first &
 job=$!
