@@ -70,13 +70,11 @@ size_t background_bytes(const Config *c, const Backend *be) {
 }
 
 // bf16 on a GPU, double in tests' builds, else float.
-static int read_copy(const StateSource *source, float *packed, int param, ParamState state,
-                     Error *err) {
+static void read_copy(const StateSource *source, float *packed, int param, ParamState state) {
   const BackgroundSave *b = (const BackgroundSave *)source;
   const SnapshotPiece *piece = &b->pieces[PARAM_STATES * param + (int)state];
   const ParamTensor *p = &source->llama->tensors[param];
   const size_t count = (size_t)(p->rows * p->cols), each = piece->bytes / count;
-  (void)err;
   if (each == sizeof *packed) memcpy(packed, piece->to_host, piece->bytes);
   for (size_t i = 0; each == sizeof(double) && i < count; i++)
     packed[i] = (float)((const double *)piece->to_host)[i];
@@ -84,14 +82,11 @@ static int read_copy(const StateSource *source, float *packed, int param, ParamS
     const uint32_t widened = (uint32_t)((const uint16_t *)piece->to_host)[i] << 16;
     memcpy(&packed[i], &widened, sizeof widened);
   }
-  return 0;
 }
 
-static int read_scalings(const StateSource *source, ScalingState *states, Error *err) {
-  (void)err;
+static void read_scalings(const StateSource *source, ScalingState *states) {
   memcpy(states, ((const BackgroundSave *)source)->scalings,
          (size_t)scaling_count(&source->llama->config) * sizeof *states);
-  return 0;
 }
 
 // ---- The thread

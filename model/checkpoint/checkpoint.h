@@ -95,9 +95,9 @@ struct StateSource {
   // are read in the order of the files: all masters, then the moments, then, where
   // output.save_dtype rounds, the rounded masters again. A tensor split across two shards is read
   // twice.
-  int (*read)(const StateSource *source, float *packed, int param, ParamState state, Error *err);
+  void (*read)(const StateSource *source, float *packed, int param, ParamState state);
   // [scaling_count(&llama->config)], after all others; NULL in bf16, and while no scale is known.
-  int (*scalings)(const StateSource *source, ScalingState *states, Error *err);
+  void (*scalings)(const StateSource *source, ScalingState *states);
 };
 StateSource state_source(const Llama *llama); // the backend as it is
 

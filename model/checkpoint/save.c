@@ -17,18 +17,12 @@
 
 // ---- Where the values come from
 
-static int read_backend(const StateSource *source, float *packed, int param, ParamState state,
-                        Error *err) {
-  (void)err;
+static void read_backend(const StateSource *source, float *packed, int param, ParamState state) {
   state_read(source->llama->be, packed, &source->llama->tensors[param], state);
-  return 0;
 }
 
-static int read_backend_scalings(const StateSource *source, ScalingState *states, Error *err) {
-  Backend *be = source->llama->be;
-  (void)err;
-  be->services.scalings_read(be, states);
-  return 0;
+static void read_backend_scalings(const StateSource *source, ScalingState *states) {
+  source->llama->be->services.scalings_read(source->llama->be, states);
 }
 
 StateSource state_source(const Llama *llama) {
@@ -52,7 +46,7 @@ static int append_values(SafeWriter *w, const StateSource *source, const TensorL
     if (i == first || list->hf[i - 1].param != t->param || list->states[i - 1] != list->states[i]) {
       free(packed);
       packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
-      status = source->read(source, packed, t->param, list->states[i], err);
+      source->read(source, packed, t->param, list->states[i]);
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)
       status = safetensors_append_f32(w, list->tensors[i].dtype,
@@ -66,10 +60,9 @@ static int append_values(SafeWriter *w, const StateSource *source, const TensorL
 static int append_scalings(SafeWriter *w, const StateSource *source, Error *err) {
   const int count = scaling_count(&source->llama->config);
   ScalingState *states = xcalloc((size_t)count, sizeof *states);
-  int status = source->scalings(source, states, err);
-  if (status == 0)
-    status = safetensors_append_f32(w, SAFE_F32, &states->scale,
-                                    (int64_t)((size_t)count * sizeof *states / sizeof(float)), err);
+  source->scalings(source, states);
+  const int status =
+      safetensors_append_f32(w, SAFE_F32, &states->scale, (int64_t)count * SCALING_FLOATS, err);
   free(states);
   return status;
 }

@@ -238,10 +238,14 @@ void must(int status, const Error *err) {
   if (status != 0) fail_msg("%s", err->text);
 }
 
-int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep, Error *err) {
+TrainState tiny_test_fill(TinyTest *t, int64_t step, uint64_t version) {
   tiny_run_fill(&t->run, version);
   fill_scalings(tiny_scalings.saved, version);
-  const TrainState state = tiny_state(step, version);
+  return tiny_state(step, version);
+}
+
+int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep, Error *err) {
+  const TrainState state = tiny_test_fill(t, step, version);
   return tiny_run_save(&t->run, t->dir, t->export.count ? &t->export : NULL, &state, keep, err);
 }
 

@@ -57,7 +57,9 @@ typedef struct TinyTest {
 TinyTest tiny_test_open(const char *model);
 TinyTest tiny_test_open_kind(const TinyKind *kind);
 void tiny_test_close(TinyTest *t);
-// Saves weights, moments, scalings and state number `version` as a step.
+// Weights, moments and scalings number `version`, and the state that goes with them.
+TrainState tiny_test_fill(TinyTest *t, int64_t step, uint64_t version);
+// Saves them as a step.
 void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep);
 int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep, Error *err);
 // Gives the folder NAME checksums of what it has now.

@@ -56,9 +56,8 @@ static BackgroundSave *open_save(const TinyTest *t) {
 }
 
 static void begin(BackgroundSave *save, TinyTest *t, int64_t step, uint64_t version) {
-  tiny_run_fill(&t->run, version);
-  const TrainState state = tiny_state(step, version);
-  background_begin(save, t->dir, &t->run.config, NULL, &state);
+  const TrainState state = tiny_test_fill(t, step, version);
+  background_begin(save, t->dir, &t->run.config, t->export.count ? &t->export : NULL, &state);
 }
 
 static SaveResult end(BackgroundSave *save) {
@@ -83,7 +82,7 @@ static void expect_version(TinyTest *t, int64_t step, uint64_t version) {
   must(checkpoint_read_state(path, &state, &err), &err);
   must(tiny_load(path, &t->loaded.llama, true, &err), &err);
   assert_int_equal(state.step, step);
-  assert_int_equal(tiny_run_differs(&t->loaded, version), 0);
+  assert_int_equal(tiny_test_differs(t, version), 0);
 }
 
 static void expect_equal_files(const char *a, const char *b, const char *name) {
@@ -111,34 +110,20 @@ static void expect_equal_folders(const char *a, const char *b) {
   globfree(&in_b);
 }
 
-// ---- The tests of a model alone
-
-static float scale_now; // of all FP8 copies
-
-static void read_scale_now(Backend *be, ScalingState *to_host) {
-  (void)be;
-  to_host[0].scale = scale_now;
-}
-
 // A save that is written while the model's values change has the files of one made at once.
-static void check_moment(SaveDtype dtype, bool fp8, bool with_optimizer) {
+static void check_moment(const TinyKind *kind, bool with_optimizer) {
   Error err = {""};
   SaveResult none;
-  TinyTest t = tiny_test_open("\"tie_word_embeddings\": false");
-  t.run.config.output.save_dtype = dtype;
+  TinyTest t = tiny_test_open_kind(kind);
   t.run.config.output.save_optimizer = with_optimizer;
   t.run.config.train.keep_checkpoints = 1;
-  t.run.llama.shape.fp8 = fp8;
-  t.run.be->calibrating = !fp8;
-  t.run.be->services.scalings_read = read_scale_now;
   BackgroundSave *save = open_save(&t);
-  scale_now = 1;
   hold_next_save();
   begin(save, &t, 7, 1);
   background_copied(save);
   while (sem_wait(&hold.writes) != 0) continue;
   tiny_run_fill(&t.run, 2);
-  scale_now = 2;
+  tiny_scalings.saved[0].scale = 2;
   t.run.be->calibrating = true;
   assert_false(background_end(save, false, &none));
   sem_post(&hold.may_go_on);
@@ -146,10 +131,9 @@ static void check_moment(SaveDtype dtype, bool fp8, bool with_optimizer) {
   assert_false(background_end(save, true, &none));
   if (with_optimizer) expect_version(&t, 7, 1);
 
-  const PathText there = path_text("%s/step-00000007", t.dir), kept = path_text("%s/kept", t.dir);
+  const PathText there = tiny_test_path(&t, "step-00000007"), kept = tiny_test_path(&t, "kept");
   must(path_rename(there.text, kept.text, &err), &err);
-  scale_now = 1;
-  t.run.be->calibrating = !fp8;
+  t.run.be->calibrating = !kind->fp8;
   tiny_test_save(&t, 7, 1, 1);
   expect_equal_folders(kept.text, there.text);
   background_close(save);
@@ -157,10 +141,8 @@ static void check_moment(SaveDtype dtype, bool fp8, bool with_optimizer) {
 }
 
 TEST(files_are_of_the_moment_of_the_save) {
-  check_moment(SAVE_FP32, false, true);
-  check_moment(SAVE_BF16, false, true);
-  check_moment(SAVE_FP32, true, true);
-  check_moment(SAVE_BF16, true, false);
+  for (int i = 0; i < TINY_KINDS; i++) check_moment(&tiny_kinds[i], true);
+  check_moment(&tiny_kinds[TINY_KINDS - 1], false);
 }
 
 TEST(closing_waits_for_what_is_under_way) {
@@ -173,60 +155,6 @@ TEST(closing_waits_for_what_is_under_way) {
     expect_version(&t, 7 + copied, (uint64_t)copied);
   }
   tiny_test_close(&t);
-}
-
-// The save is struck at call `at`, in this process or, where that dies, in a child. Returns true
-// when it has fewer calls.
-static bool struck(TinyTest *t, Fault fault, int at) {
-  const bool dies = fault == DIE || fault == DIE_SHORT;
-  const pid_t child = dies ? fork() : 0;
-  int status;
-  assert_true(child >= 0);
-  if (child > 0) {
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status) != EXIT_KILLED;
-  }
-  BackgroundSave *save = open_save(t);
-  begin(save, t, 200, 2);
-  injected = (struct Injected){.fault = fault, .at = at};
-  background_copied(save);
-  tiny_run_fill(&t->run, 3);
-  const SaveResult r = end(save);
-  const bool fewer = injected.calls < at;
-  injected = (struct Injected){.fault = NO_FAULT};
-  if (dies) _exit(0);
-  if (r.status != 0 && !strstr(r.error.text, "step-00000100' is intact"))
-    fail_msg("%s at call %d: %s", fault_names[fault], at, r.error.text);
-  if (r.status != 0 && path_exists(path_text("%s/step-00000200.tmp", t->dir).text))
-    fail_msg("%s at call %d: it left its folder", fault_names[fault], at);
-  background_close(save);
-  return fewer;
-}
-
-TEST(a_struck_save_leaves_the_checkpoint_before) {
-  int faults = 0;
-  for (Fault fault = FAIL_EIO; fault < FAULTS; fault++)
-    for (int at = 1; at < 1000; at += fault_stride()) {
-      TinyTest t = tiny_test_open("");
-      tiny_test_save(&t, 100, 1, 9);
-      const bool done = struck(&t, fault, at);
-      char path[PATH_CHARS];
-      must(checkpoint_find(t.dir, path, &err), &err);
-      const bool there = strstr(path, "step-00000200") != NULL;
-      assert_true(there || !done);
-      expect_version(&t, there ? 200 : 100, there ? 2 : 1);
-      BackgroundSave *save = open_save(&t);
-      begin(save, &t, 300, 4);
-      must_end(save, 300);
-      expect_version(&t, 300, 4);
-      background_close(save);
-      tiny_test_close(&t);
-      if (done) break;
-      faults++;
-    }
-  printf("# %d faults\n", faults);
-  assert_true(faults >= 5 * 20 / fault_stride());
 }
 
 // In a child, since what such a save held is lost, which ASan would call a leak.

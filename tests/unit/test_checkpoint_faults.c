@@ -20,8 +20,8 @@ typedef struct Scenario {
   int64_t before;  // step of a checkpoint that is there; 0 = none
   int64_t during;  // step of the save that is struck
   int64_t keep;
-  bool no_exchange;
-  int kind; // of tiny_kinds
+  bool no_exchange, background; // background: by a thread, while the values change
+  int kind;                     // of tiny_kinds
 } Scenario;
 enum { PLAIN = 0, WITH_EXTRAS = TINY_KINDS - 1 };
 
@@ -35,7 +35,24 @@ static Test open_test(const Scenario *scenario) {
   return (Test){.scenario = *scenario, .tiny = tiny_test_open_kind(&tiny_kinds[scenario->kind])};
 }
 
+static int save_in_background(Test *t, int64_t step, uint64_t version, Error *err) {
+  TinyRun *run = &t->tiny.run;
+  SaveResult result;
+  BackgroundSave *save = background_open(&run->llama, true, err);
+  if (!save) fail_msg("%s", err->text);
+  run->config.train.keep_checkpoints = t->scenario.keep;
+  const TrainState state = tiny_test_fill(&t->tiny, step, version);
+  background_begin(save, t->tiny.dir, &run->config, NULL, &state);
+  background_copied(save);
+  tiny_run_fill(run, AFTER);
+  assert_true(background_end(save, true, &result));
+  *err = result.error;
+  background_close(save);
+  return result.status;
+}
+
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
+  if (t->scenario.background) return save_in_background(t, step, version, err);
   return tiny_test_try_save(&t->tiny, step, version, t->scenario.keep, err);
 }
 
@@ -156,6 +173,11 @@ TEST(a_struck_save_that_removes_one_leaves_the_one_before) {
                            .during = 200,
                            .keep = 1,
                            .kind = WITH_EXTRAS});
+}
+
+TEST(a_struck_save_in_the_background_leaves_the_one_before) {
+  run_scenario(&(Scenario){
+      .name = "in the background", .before = 100, .during = 200, .keep = 2, .background = true});
 }
 
 // Where a process dies between two names, the folder with .old is the checkpoint.
