@@ -35,12 +35,13 @@ static void bag_add(Bag *bag, const char *name, const SafeTensor *like, const vo
   memcpy(bag->items[at].values, values, (size_t)n * sizeof(float));
 }
 
+// The F32 tensors of a file.
 static Bag bag_read(const TinyTest *t, const char *name) {
   SafeFile file;
   Bag bag = {0};
   safe_open(&file, tiny_test_path(t, name).text);
-  for (int i = 0; i < file.count; i++)
-    bag_add(&bag, file.tensors[i].name, &file.tensors[i], file.tensors[i].data);
+  for (const SafeTensor *s = file.tensors; s < file.tensors + file.count; s++)
+    if (s->dtype == SAFE_F32) bag_add(&bag, s->name, s, s->data);
   safetensors_close(&file);
   return bag;
 }
