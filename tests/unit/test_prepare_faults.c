@@ -155,16 +155,12 @@ static void run_scenario(void **state, Scenario scenario) {
   printf("# %s: %d faults\n", scenario.name, faults);
 }
 
-TEST(a_struck_first_run_leaves_nothing_or_a_dataset) {
-  run_scenario(state, (Scenario){.name = "first run", .out = "new/set"});
-}
-
 TEST(a_struck_run_leaves_the_old_or_the_new_dataset) {
   run_scenario(state, (Scenario){.name = "forced run", .out = "set", .before = true});
 }
 
-TEST(the_same_holds_of_standard_input) {
-  run_scenario(state, (Scenario){.name = "from standard input", .out = "set", .from_stdin = true});
+TEST(a_struck_first_run_of_standard_input_leaves_nothing_or_a_dataset) {
+  run_scenario(state, (Scenario){.name = "standard input", .out = "new/set", .from_stdin = true});
 }
 
 TEST(an_encoder_without_memory_ends_it_with_a_sentence) {
