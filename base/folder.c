@@ -165,11 +165,6 @@ int folder_remove(const char *path, const char *last, FolderNames *is_ours, Erro
   return remove_folder(path, last, is_ours, false, err);
 }
 
-static int busy(const Folder *f, Error *err) {
-  return error_set(err, "another ./%s is writing '%s'; wait for it, or choose another folder",
-                   program_invocation_short_name, f->path.text);
-}
-
 // The lock goes with the process, however it ends. *fd: -1 where there is no such folder, or no
 // lock is needed.
 static int take_lock(const Folder *f, const char *path, int *fd, Error *err) {
@@ -179,7 +174,8 @@ static int take_lock(const Folder *f, const char *path, int *fd, Error *err) {
   if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
   close(*fd);
   *fd = -1;
-  return busy(f, err);
+  return error_set(err, "another ./%s is writing '%s'; wait for it, or choose another folder",
+                   program_invocation_short_name, f->path.text);
 }
 
 // Removes PATH.tmp or PATH.old of a killed process.
@@ -316,7 +312,8 @@ static int exchange(Folder *f, const char **removed, Error *err) {
   return exchange_by_renaming(f, err);
 }
 
-// now: what is at `path`. The next one removes what cannot be removed now.
+// now: what is at `path`. It is removed once the new names are on disk; the next writer removes what
+// cannot be removed now.
 static int take_name(Folder *f, const FolderList *now, Error *err) {
   Error ignored;
   const char *removed = NULL;
@@ -327,8 +324,8 @@ static int take_name(Folder *f, const FolderList *now, Error *err) {
   if (status < 0) return -1;
   f->begun = false;
   status = directory_sync(path_parent(f->path.text).text, err);
-  if (removed && !first_foreign(now, f->is_ours) && remove_listed(removed, now, &ignored) != 0 &&
-      errno == ENOTEMPTY && !f->alone)
+  if (status != 0 || !removed || first_foreign(now, f->is_ours)) return status;
+  if (remove_listed(removed, now, &ignored) != 0 && errno == ENOTEMPTY && !f->alone)
     status = error_set(err, "'%s' is complete, but a file came to the old one: see '%s'",
                        f->path.text, removed);
   return status;

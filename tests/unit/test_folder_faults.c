@@ -135,8 +135,13 @@ static bool strike(const Scenario *s, const char *path, Fault fault, int at) {
     const int version = version_in(path);
     if (version != DURING && (status == 0 || version != (s->before ? BEFORE : 0)))
       fail_msg("%s: status %d, version %d", when.text, status, version);
-    if (status != EXIT_KILLED && !removing && (has(path, ".tmp") || has(path, ".old")))
-      fail_msg("%s: leftovers", when.text);
+    // Where the new names could not be synced, the old folder is still needed.
+    const bool unsynced = status == 1 && version == DURING && s->before;
+    const char *old = s->no_exchange ? ".old" : ".tmp";
+    if (unsynced && version_in(beside(path, old).text) != BEFORE)
+      fail_msg("%s: the old one is gone too early", when.text);
+    const bool may_stay = removing || status == EXIT_KILLED || unsynced;
+    if (!may_stay && (has(path, ".tmp") || has(path, ".old"))) fail_msg("%s: leftovers", when.text);
   }
   injected = (struct Injected){.no_exchange = s->no_exchange};
   for (int i = 0; i < 2; i++) { // the second removes the PATH.old that stood for PATH
