@@ -157,41 +157,36 @@ static int check_file(SafeFile *file, const Piece *pieces, size_t count, const F
   return 0;
 }
 
-static size_t piece_count(const SafeFile *file) {
-  return (file->bytes + CHECKSUM_PIECE - 1) / CHECKSUM_PIECE;
+static int read_and_check(SafeFile *file, const FileSums *sums, unsigned char *rooms, Error *err) {
+  enum { EACH = CHECKSUM_PIECE / SAFE_PORTION };
+  const size_t portions = safetensors_portions(file),
+               count = (file->bytes + CHECKSUM_PIECE - 1) / CHECKSUM_PIECE;
+  Piece *pieces = xcalloc(count, sizeof *pieces);
+  uint64_t *found = xcalloc(portions, sizeof *found);
+  free(file->sums);
+  file->sums = NULL;
+  for (size_t i = 0, at = 0; i < count; i++, at += EACH)
+    pieces[i] = (Piece){.file = file,
+                        .first = at,
+                        .portions = portions - at < EACH ? portions - at : EACH,
+                        .sums = found};
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < count; i++)
+    check_piece(&pieces[i], rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM);
+  file->sums = found;
+  const int status = check_file(file, pieces, count, sums, err);
+  free(pieces);
+  return status;
 }
 
 int content_check(SafeFile *files, int count, const FileSums *sums, Error *err) {
-  enum { EACH = CHECKSUM_PIECE / SAFE_PORTION };
-  size_t total = 0, n = 0;
-  for (int i = 0; i < count; i++) total += piece_count(&files[i]);
-  Piece *pieces = xcalloc(total, sizeof *pieces);
-  uint64_t **found = xcalloc((size_t)count, sizeof *found);
-  for (int i = 0; i < count; i++) {
-    const size_t portions = safetensors_portions(&files[i]);
-    free(files[i].sums);
-    files[i].sums = NULL;
-    found[i] = xcalloc(portions, sizeof **found);
-    for (size_t at = 0; at < portions; at += EACH)
-      pieces[n++] = (Piece){.file = &files[i],
-                            .first = at,
-                            .portions = portions - at < EACH ? portions - at : EACH,
-                            .sums = found[i]};
-  }
   const int threads = omp_get_max_threads();
   unsigned char *rooms = xmalloc((size_t)threads * CONTENT_ROOM);
-  thread_team(threads);
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < total; i++)
-    check_piece(&pieces[i], rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM);
-  free(rooms);
-  for (int i = 0; i < count; i++) files[i].sums = found[i];
-  free(found);
   int status = 0;
-  n = 0;
-  for (int i = 0; i < count && status == 0; n += piece_count(&files[i++]))
-    status = check_file(&files[i], pieces + n, piece_count(&files[i]), sums, err);
-  free(pieces);
+  thread_team(threads);
+  for (int i = 0; i < count && status == 0; i++)
+    status = read_and_check(&files[i], sums, rooms, err);
+  free(rooms);
   return status;
 }
 

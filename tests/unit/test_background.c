@@ -264,17 +264,6 @@ TEST_WITH(a_run_has_the_files_of_one_that_waits, make_tokens_folder, remove_fold
   expect_equal_runs(*state, "beside", "waiting");
 }
 
-TEST_WITH(a_run_that_goes_on_from_one_has_the_same_bits, make_tokens_folder, remove_folder) {
-  Config config = tiny_training_config(*state, STEPS, "");
-  train(&config, STEPS);
-  rename_run(*state, "whole");
-  train(&config, 4);
-  strcpy(config.train.resume, "auto");
-  train(&config, STEPS);
-  rename_run(*state, "resumed");
-  expect_equal_runs(*state, "whole", "resumed");
-}
-
 static int log_has(const char *folder, const char *words) {
   Error err = {""};
   char *text;

@@ -23,7 +23,7 @@ static TinyTest open_run(void) {
 }
 
 static PathText in(const TinyTest *t, const char *folder, const char *file) {
-  return path_text("%s/%s%s%s", t->dir, folder, file[0] ? "/" : "", file);
+  return path_text("%s/%s/%s", t->dir, folder, file);
 }
 
 static char *read_all(const char *path, size_t *bytes) {
@@ -43,7 +43,7 @@ static void write_all(const char *path, const char *data, size_t bytes) {
 
 // Standard error is put aside: what is said there. The caller frees it.
 static int open_quietly(Checkpoint *c, const TinyTest *t, char **said, Error *err) {
-  const PathText path = in(t, "said", "");
+  const PathText path = tiny_test_path(t, "said");
   fflush(stderr);
   const int kept = dup(STDERR_FILENO);
   if (kept < 0 || !freopen(path.text, "w", stderr)) fail_msg("cannot put standard error aside");
@@ -62,7 +62,8 @@ static void expect_damaged(TinyTest *t, const char *what, const char *words) {
   Error err = {""};
   Checkpoint c;
   char *said;
-  if (tiny_open(&c, in(t, newest, "").text, true, &err) == 0) fail_msg("%s: it was opened", what);
+  if (tiny_open(&c, tiny_test_path(t, newest).text, true, &err) == 0)
+    fail_msg("%s: it was opened", what);
   if (!strstr(err.text, words)) fail_msg("%s: '%s' lacks '%s'", what, err.text, words);
   must(open_quietly(&c, t, &said, &err), &err);
   if (!name_ends_with(c.path, before)) fail_msg("%s: '%s' was opened", what, c.path);
@@ -136,7 +137,7 @@ static int compare_names(const void *a, const void *b) {
 // Every file of the newest checkpoint, in order.
 typedef char Name[NAME_BYTES + 1];
 static int list_files(const TinyTest *t, Name *names, int most) {
-  DIR *dir = opendir(in(t, newest, "").text);
+  DIR *dir = opendir(tiny_test_path(t, newest).text);
   int count = 0;
   for (struct dirent *e; dir && count < most && (e = readdir(dir));)
     if (e->d_name[0] != '.') snprintf(names[count++], sizeof *names, "%s", e->d_name);
@@ -182,10 +183,10 @@ TEST(every_damage_of_every_file_is_found) {
 
 TEST(a_step_that_is_not_the_folders_name_is_found) {
   TinyTest t = open_run();
-  must(directory_remove(in(&t, newest, "").text, &err), &err);
-  must(path_rename(in(&t, before, "").text, in(&t, newest, "").text, &err), &err);
+  must(directory_remove(tiny_test_path(&t, newest).text, &err), &err);
+  must(path_rename(tiny_test_path(&t, before).text, tiny_test_path(&t, newest).text, &err), &err);
   tiny_test_save(&t, 100, 1, 9);
-  unlink(in(&t, "latest", "").text);
+  unlink(tiny_test_path(&t, "latest").text);
   expect_damaged(&t, "another name", "is of step 100");
   tiny_test_close(&t);
 }
@@ -264,7 +265,7 @@ TEST(a_checkpoint_with_checksums_comes_first) {
   must(checkpoint_find(t.dir, path, &err), &err);
   assert_true(name_ends_with(path, before));
   Checkpoint c;
-  must(tiny_open(&c, in(&t, newest, "").text, true, &err), &err); // by its name
+  must(tiny_open(&c, tiny_test_path(&t, newest).text, true, &err), &err); // by its name
   checkpoint_close(&c);
   unlink(in(&t, before, CHECKSUMS_FILE).text);
   expect_opened(&t, newest, false, NULL);
@@ -306,7 +307,7 @@ TEST(weights_alone_may_stand_beside_damage) {
   (void)state;
   TinyTest t = open_run();
   Checkpoint c;
-  const PathText folder = in(&t, newest, "");
+  const PathText folder = tiny_test_path(&t, newest);
   for (int i = 0; i < 3; i++) {
     write_all(in(&t, newest, others[i]).text, "{", 1);
     must(tiny_open(&c, folder.text, false, &err), &err);
@@ -368,7 +369,7 @@ TEST(checksums_without_their_own_are_read) {
   char *older = xasprintf("%.*s\n}\n", (int)at, text);
   write_all(path.text, older, strlen(older));
   free(older);
-  must(tiny_open(&c, in(&t, newest, "").text, true, &err), &err);
+  must(tiny_open(&c, tiny_test_path(&t, newest).text, true, &err), &err);
   assert_true(c.has_checksums);
   checkpoint_close(&c);
   free(text);
