@@ -13,14 +13,12 @@ FUZZ_CC ?= clang
 # Of -ffast-math only what changes no result: it deletes NaN tests. No -march: it runs anywhere.
 CFLAGS ?= -O3 -g -fno-math-errno -fno-trapping-math
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror
-PACKAGES := libcjson openblas libpcre2-8 libutf8proc zlib libzstd libxxhash
+PACKAGES := libcjson libpcre2-8 libutf8proc zlib libzstd libxxhash
 PACKAGE_FLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 C_FLAGS := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -I. -fopenmp -MMD -MP $(PACKAGE_FLAGS)
-# oneDNN multiplies in bf16 on the CPU; without it, or with ONEDNN= , nothing does.
-ONEDNN := $(shell $(CC) -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 && echo yes)
-LIBS := -Wl,--as-needed $(if $(ONEDNN),-ldnnl) \
-  $(or $(shell pkg-config --libs $(PACKAGES) 2>/dev/null), \
-    -lcjson -lopenblas -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
+# oneDNN has no pkg-config file in older releases.
+LIBS := -Wl,--as-needed -ldnnl $(or $(shell pkg-config --libs $(PACKAGES) 2>/dev/null), \
+  -lcjson -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
 
 # Every flavour has its own folder: what users run; ASan and UBSan; the CPU backend in fp64, for
 # gradient checks; clang's libFuzzer.

@@ -1,13 +1,19 @@
 #define _GNU_SOURCE // pthread_setname_np, CLOCK_BOOTTIME
 #include "base/os.h"
 
-#include <signal.h>
 #include <fcntl.h>
+#include <math.h>
+#include <omp.h>
+#include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "base/memory.h"
 
@@ -50,7 +56,47 @@ void thread_team(int threads) {
     out_of_memory("of %d threads the system gives %d; set OMP_NUM_THREADS to fewer", threads,
                   count + 1);
 #pragma omp parallel num_threads(threads)
-  {}
+  if (omp_get_thread_num() > 0) {
+    sigset_t all; // the main thread gets them, on a stack of their own
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+  }
+}
+
+// OpenMP knows which processors the process may run on, but nothing of a quota, under which more
+// threads only wait for one another.
+static ThreadsAsked threads_of_machine(const char *root) {
+  const int processors = omp_get_num_procs();
+  const double quota = ceil(control_group_cpus(root));
+  if (quota < processors) return (ThreadsAsked){(int)quota, "as the control group's quota allows"};
+  return (ThreadsAsked){processors, "one for each processor"};
+}
+
+int processors_usable(const char *root) {
+  return threads_of_machine(root).count;
+}
+
+// OpenMP itself may have been set to another number by a backend before this one.
+ThreadsAsked threads_asked(const char *root) {
+  enum { MOST_THREADS = 4096 };
+  const char *asked = getenv("OMP_NUM_THREADS");
+  const long threads = asked ? strtol(asked, NULL, 10) : 0;
+  if (threads > 0 && threads <= MOST_THREADS)
+    return (ThreadsAsked){(int)threads, "as OMP_NUM_THREADS asks"};
+  return threads_of_machine(root);
+}
+
+CpuName cpu_name(void) {
+  CpuName name = {""};
+#ifdef __x86_64__
+  uint32_t words[12];
+  for (uint32_t i = 0; i < 3; i++) {
+    uint32_t *w = words + 4 * i;
+    if (!__get_cpuid(0x80000002 + i, w, w + 1, w + 2, w + 3)) return name;
+  }
+  memcpy(name.text, words, sizeof words);
+#endif
+  return name;
 }
 
 // ---- Standard streams

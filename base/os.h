@@ -13,9 +13,25 @@ int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), voi
                  Error *err);
 
 // Has OpenMP start its threads, `threads` with this one; this thread's next parallel regions of as
-// many run on them. out_of_memory where the system refuses them: OpenMP itself would end the
+// many run on them, and those get no signals. out_of_memory where the system refuses them: OpenMP itself would end the
 // process.
 void thread_team(int threads);
+
+// The number of threads where no config sets it, and its reason. root: of the files with quotas, as
+// in base/memory.h.
+typedef struct ThreadsAsked {
+  int count;
+  const char *why; // "as OMP_NUM_THREADS asks"
+} ThreadsAsked;
+ThreadsAsked threads_asked(const char *root);
+// The processors that the process may use at once: by its affinity, and by the control group.
+int processors_usable(const char *root);
+
+// "Intel(R) Xeon(R) Processor", NUL-terminated; empty where the CPU does not say.
+typedef struct CpuName {
+  char text[49];
+} CpuName;
+CpuName cpu_name(void);
 
 // ---- Standard streams
 

@@ -8,15 +8,16 @@
 #include "kernels/math.h"
 #include "kernels/operations.h"
 
-// 0 if this program and this CPU have them; else -1, and err says in a clause why not.
+// 0 if this build and this CPU have them; else -1, and err says in a clause why not.
 int bf16_products_usable(Error *err);
 // True where they are usable, and faster than fp32's.
 bool bf16_products_pay(void);
-// "oneDNN 2.6.3", NUL-terminated.
+// What multiplies, in fp32 too, and the instructions it uses for that: "oneDNN 2.6.3 (AVX2)",
+// NUL-terminated.
 typedef struct ProductsText {
-  char text[32];
+  char text[48];
 } ProductsText;
-ProductsText bf16_products_library(void);
+ProductsText products_library(void);
 
 // The rounded operands of one product, and oneDNN's primitives of the shapes so far. One thread
 // calls at a time; the product itself runs on OpenMP's threads.
@@ -38,5 +39,5 @@ void bf16_products_close(Bf16Products *products); // NULL is fine
 // C = A B, or C + A B; C [M, N], A and B as the form says, with row strides lda, ldb and ldc in
 // elements. Returns -1 where oneDNN has no primitive of this shape; then C is not written.
 int bf16_product(Bf16Products *products, GemmForm form, int64_t M, int64_t N, int64_t K,
-                 const real *A, int64_t lda, const real *B, int64_t ldb, bool add, real *C,
+                 const float *A, int64_t lda, const float *B, int64_t ldb, bool add, float *C,
                  int64_t ldc);

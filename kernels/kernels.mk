@@ -27,7 +27,6 @@ NVTX_FLAGS := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
 RECORDER := $(shell $(CC) $(NVTX_FLAGS) -E -include nvtx3/nvToolsExt.h -x c /dev/null \
   >/dev/null 2>&1 && echo nvtx_recorder)
 build/%/base/range.o: EXTRA_FLAGS = $(NVTX_FLAGS)
-build/%/kernels/cpu/products.o: EXTRA_FLAGS = $(if $(ONEDNN),-DHAVE_ONEDNN)
 
 # ---- The GPU backends, in the release flavour alone, and only where a toolkit is found. Without
 # them kernels/no_cuda.c says that they are missing.

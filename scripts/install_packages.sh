@@ -34,17 +34,13 @@ find_missing() {
   command -v make >/dev/null || { packages+=(make) && words+=('GNU make'); }
   command -v pkg-config >/dev/null || { packages+=(pkg-config) && words+=('pkg-config'); }
   module libcjson || { packages+=(libcjson-dev) && words+=('cJSON'); }
-  # OpenBLAS built with OpenMP shares its threads with our own loops.
-  module openblas || { packages+=(libopenblas-openmp-dev) && words+=('OpenBLAS'); }
+  "$cc" -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 ||
+    { packages+=(libdnnl-dev) && words+=('oneDNN, built with OpenMP'); }
   module libpcre2-8 || { packages+=(libpcre2-dev) && words+=('PCRE2'); }
   module libutf8proc || { packages+=(libutf8proc-dev) && words+=('utf8proc'); }
   module zlib || { packages+=(zlib1g-dev) && words+=('zlib'); }
   module libzstd || { packages+=(libzstd-dev) && words+=('zstd'); }
   module libxxhash || { packages+=(libxxhash-dev) && words+=('xxHash'); }
-  # oneDNN pays where the CPU has AMX. The build goes without it, too.
-  if [ "$1" != build ] || grep -qw amx_bf16 /proc/cpuinfo 2>/dev/null; then
-    "$cc" -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 || optional+=(libdnnl-dev)
-  fi
   [ "$1" != build ] || return 0
   command -v python3 >/dev/null || { packages+=(python3) && words+=('Python'); }
   module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }

@@ -35,7 +35,7 @@ build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_usable
 
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.
-LOADED := $(patsubst %,build/release/tests/%.so,corename_stub symlink_stub slow_sync $(RECORDER))
+LOADED := $(patsubst %,build/release/tests/%.so,symlink_stub slow_sync $(RECORDER))
 SHARED = $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared
 build/release/tests/%.so: tests/support/%.c $$(call changed,SHARED); $(call compile,SHARED)
 

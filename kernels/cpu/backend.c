@@ -1,4 +1,3 @@
-#include <cblas.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,8 +5,8 @@
 
 #include "base/memory.h"
 #include "base/minmax.h"
+#include "base/os.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/openblas.h"
 #include "kernels/formats.h"
 
 // There is no device, and little to prepare: many arguments have no use here.
@@ -189,7 +188,9 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
   cpu->config = *config;
   cpu->threads = threads_of(config);
-  openblas_take_threads(cpu->threads);
+  gemm_prepare();
+  omp_set_num_threads(cpu->threads); // oneDNN's, too
+  thread_team(cpu->threads);
   cpu->base = backend_cpu_outline(config); // with the memory that is left now
   cpu->rope = rope_table(config);
   cpu->scratch_per_thread = cpu_attention_scratch(config->max_positions);
@@ -199,15 +200,9 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   scalings_open(cpu);
 
   Backend *be = &cpu->base;
-  char version[32] = "";
-  sscanf(openblas_get_config(), "OpenBLAS %31s", version);
-  snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS %s (%s), fp%d",
-           cpu->threads, cpu->threads == 1 ? "" : "s", version, openblas_get_corename(),
-           (int)sizeof(real) * 8);
-  const size_t used = strlen(be->description);
-  if (cpu->products)
-    snprintf(be->description + used, sizeof be->description - used, ", products in bf16 by %s",
-             bf16_products_library().text);
+  snprintf(be->description, sizeof be->description, "%d thread%s, %s, fp%d%s", cpu->threads,
+           cpu->threads == 1 ? "" : "s", products_library().text, (int)sizeof(real) * 8,
+           cpu->products ? ", products in bf16" : "");
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_CPU;
   return be;
 }

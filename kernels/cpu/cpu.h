@@ -75,13 +75,16 @@ void rotate_heads(int64_t columns, int64_t d, const real *angles, real direction
 // The largest of values [n] that is not NaN; -INFINITY if there is none.
 real row_largest(int64_t n, const real *values);
 
-// A row-major GEMM through CBLAS: C = alpha A B + beta C, C [M, N], A and B as the form says
+// A row-major GEMM by oneDNN: C = alpha A B + beta C, C [M, N], A and B as the form says
 // (kernels/operations.h), with row strides lda, ldb and ldc.
 void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, const real *A,
                   int64_t lda, const real *B, int64_t ldb, real beta, real *C, int64_t ldc);
 // The same of whole matrices, C = A B + beta C.
 void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
           real *C);
+// Has oneDNN write its machine code, which it else does in the first products, and where memory
+// is refused then it aborts. Calls out_of_memory instead. Sets OpenMP's threads to one.
+void gemm_prepare(void);
 // C = A B of operands, or C + A B; C [M, N] with rows of ldc, A and B as the form says. It is in
 // bf16 where the backend has such products. Always in fp32 are the products of a single row, which
 // are limited by reading B, those of attention, and those of FP8 copies.

@@ -1,6 +1,7 @@
-// The CPU's matrix products: CBLAS in fp32 (fp64 in the gradient-check build), oneDNN in bf16.
+// The CPU's matrix products: oneDNN's in fp32 and bf16, and for gradient checks a loop in fp64.
 #include <assert.h>
-#include <cblas.h>
+#include <omp.h>
+#include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,28 +10,42 @@
 #include "kernels/cpu/cpu.h"
 
 #ifdef REAL_IS_DOUBLE
-#define real_gemm cblas_dgemm
-#define real_gemv cblas_dgemv
-#else
-#define real_gemm cblas_sgemm
-#define real_gemv cblas_sgemv
-#endif
-
-static blasint blas_int(int64_t n) {
-  assert(n >= 0 && n <= INT32_MAX);
-  return (blasint)n;
-}
-
 void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, const real *A,
                   int64_t lda, const real *B, int64_t ldb, real beta, real *C, int64_t ldc) {
-  if (M == 1 && form == GEMM_NT) { // generation: a matrix-vector product reads B at memory speed
-    real_gemv(CblasRowMajor, CblasNoTrans, blas_int(N), blas_int(K), alpha, B, blas_int(ldb), A, 1,
-              beta, C, 1);
-    return;
+  const int64_t A_row = form == GEMM_TN ? 1 : lda, A_col = form == GEMM_TN ? lda : 1,
+                B_row = form == GEMM_NT ? 1 : ldb, B_col = form == GEMM_NT ? ldb : 1;
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    real *c = C + m * ldc;
+    for (int64_t n = 0; n < N; n++) c[n] = beta == 0 ? 0 : beta * c[n];
+    for (int64_t k = 0; k < K; k++) {
+      const real a = alpha * A[m * A_row + k * A_col];
+      for (int64_t n = 0; n < N; n++) c[n] += a * B[k * B_row + n * B_col];
+    }
   }
-  real_gemm(CblasRowMajor, form == GEMM_TN ? CblasTrans : CblasNoTrans,
-            form == GEMM_NT ? CblasTrans : CblasNoTrans, blas_int(M), blas_int(N), blas_int(K),
-            alpha, A, blas_int(lda), B, blas_int(ldb), beta, C, blas_int(ldc));
+}
+#else
+void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, const real *A,
+                  int64_t lda, const real *B, int64_t ldb, real beta, real *C, int64_t ldc) {
+  const char A_turned = form == GEMM_TN ? 'T' : 'N', B_turned = form == GEMM_NT ? 'T' : 'N';
+  const dnnl_status_t status =
+      dnnl_sgemm(A_turned, B_turned, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+  if (status == dnnl_out_of_memory)
+    out_of_memory("oneDNN has none for a product of %lld x %lld x %lld; allow more (ulimit -v)",
+                  (long long)M, (long long)N, (long long)K);
+  assert(!status); // nothing else depends on the values
+}
+#endif
+
+void gemm_prepare(void) {
+  enum { CODE = 16 << 20, SIDE = 64 };
+  omp_set_num_threads(1); // where others asked for memory, too, less might be left than was tried
+  free(xmalloc(CODE));
+  real *zeros = xcalloc(SIDE * SIDE, sizeof *zeros), *C = xmalloc(SIDE * SIDE * sizeof *C);
+  for (int form = GEMM_NT; form <= GEMM_TN; form++)
+    for (int64_t N = 4; N <= SIDE; N *= 4)
+      gemm_strided((GemmForm)form, SIDE, N, SIDE, 1, zeros, SIDE, zeros, SIDE, 0, C, SIDE);
+  free(zeros), free(C);
 }
 
 void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
@@ -45,10 +60,10 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
   const int64_t lda = A.row_stride ? A.row_stride : A_cols,
                 ldb = B.row_stride ? B.row_stride : B_cols;
   if (!A.by_row || !B.by_row) {
-    const real *a = reals(A.data), *b = reals(B.data);
     if (!cpu->products || M == 1 ||
-        bf16_product(cpu->products, form, M, N, K, a, lda, b, ldb, add, C, ldc) != 0)
-      gemm_strided(form, M, N, K, 1, a, lda, b, ldb, add, C, ldc);
+        bf16_product(cpu->products, form, M, N, K, (float *)A.data, lda, (float *)B.data, ldb, add,
+                     (float *)C, ldc) != 0)
+      gemm_strided(form, M, N, K, 1, reals(A.data), lda, reals(B.data), ldb, add, C, ldc);
     return;
   }
   // Copies have the summed dimension along their rows.
@@ -61,9 +76,6 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
 }
 
 // ---- In bf16
-
-#if defined HAVE_ONEDNN && !defined REAL_IS_DOUBLE
-#include <oneapi/dnnl/dnnl.h>
 
 // A oneDNN product of packed operands.
 typedef struct Shape {
@@ -223,6 +235,7 @@ static bool cpu_has(dnnl_cpu_isa_t isa) {
 }
 
 int bf16_products_usable(Error *err) {
+  if (sizeof(real) != sizeof(float)) return error_set(err, "this build computes in fp64");
   if (cpu_has(dnnl_cpu_isa_avx512_core)) return 0;
   return error_set(err,
                    "oneDNN multiplies in bf16 on CPUs with AVX-512, which this one does not have");
@@ -232,10 +245,16 @@ bool bf16_products_pay(void) {
   return cpu_has(dnnl_cpu_isa_avx512_core_amx);
 }
 
-ProductsText bf16_products_library(void) {
+// For another kind of CPU oneDNN has no such names, and no code of its own.
+ProductsText products_library(void) {
   const dnnl_version_t *v = dnnl_version();
+  const char *isa = cpu_has(dnnl_cpu_isa_avx512_core) ? "AVX-512"
+                    : cpu_has(dnnl_cpu_isa_avx2)      ? "AVX2"
+                    : cpu_has(dnnl_cpu_isa_avx)       ? "AVX"
+                    : cpu_has(dnnl_cpu_isa_sse41)     ? "SSE4.1"
+                                                      : "reference";
   ProductsText t;
-  snprintf(t.text, sizeof t.text, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+  snprintf(t.text, sizeof t.text, "oneDNN %d.%d.%d (%s)", v->major, v->minor, v->patch, isa);
   return t;
 }
 
@@ -275,7 +294,7 @@ static void run(const Bf16Products *products, const Product *p, float *C) {
 }
 
 int bf16_product(Bf16Products *products, GemmForm form, int64_t M, int64_t N, int64_t K,
-                 const real *A, int64_t lda, const real *B, int64_t ldb, bool add, real *C,
+                 const float *A, int64_t lda, const float *B, int64_t ldb, bool add, float *C,
                  int64_t ldc) {
   const int64_t fit = (int64_t)products->room.A / K, piece = fit < M ? fit : M;
   assert(piece > 0 && (size_t)(N * K) <= products->room.B);
@@ -298,35 +317,3 @@ int bf16_product(Bf16Products *products, GemmForm form, int64_t M, int64_t N, in
   }
   return 0;
 }
-
-#else // without oneDNN, or for fp64
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-
-int bf16_products_usable(Error *err) {
-#ifdef REAL_IS_DOUBLE
-  return error_set(err, "this build computes in fp64");
-#else
-  return error_set(err, "this build has no oneDNN: install libdnnl-dev and run make again");
-#endif
-}
-
-bool bf16_products_pay(void) {
-  return false;
-}
-
-ProductsText bf16_products_library(void) {
-  return (ProductsText){"no oneDNN"};
-}
-
-Bf16Products *bf16_products_open(Bf16Room room) {
-  return NULL;
-}
-
-void bf16_products_close(Bf16Products *products) {}
-
-int bf16_product(Bf16Products *products, GemmForm form, int64_t M, int64_t N, int64_t K,
-                 const real *A, int64_t lda, const real *B, int64_t ldb, bool add, real *C,
-                 int64_t ldc) {
-  return -1;
-}
-#endif

@@ -69,8 +69,8 @@ void plan_advise(const Config *config, const RunShape *shape, const Backend *be,
 Backend *backend_create(const Config *config, RunShape *shape, int64_t max_positions, Error *err);
 
 // The run's bits depend on this besides the configuration: backend, hardware, libraries and, on a
-// CPU, threads and the kernels that OpenBLAS chose: "cpu: 2 threads, OpenBLAS 0.3.21
-// (Haswell), fp32". Without the rest of the description.
+// CPU, threads and the instructions that oneDNN uses: "cpu: 2 threads, oneDNN 2.6.3 (AVX2),
+// fp32". Without the rest of the description.
 typedef struct BackendText {
   char text[192]; // as TrainState.backend
 } BackendText;

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/os.h"
 #include "base/rng.h"
 #include "kernels/bf16_products.h"
 #include "kernels/gpu_backends.h"
-#include "kernels/openblas.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
 #include "model/run/backend.h"
@@ -81,11 +81,9 @@ static int check_bf16(const char *name, BackendConfig backend, double expected) 
 
 static void print_processor(void) {
   const CpuName name = cpu_name();
-  const CpuFeatures has = cpu_features();
   const ThreadsAsked threads = threads_asked("");
-  const char *vectors = has.avx512 ? ", AVX-512" : has.avx2 ? ", AVX2" : "";
-  printf("%-14s %s%s; %d thread%s, %s\n", "processor", name.text[0] ? name.text : "unnamed",
-         vectors, threads.count, threads.count == 1 ? "" : "s", threads.why);
+  printf("%-14s %s; %d thread%s, %s\n", "processor", name.text[0] ? name.text : "unnamed",
+         threads.count, threads.count == 1 ? "" : "s", threads.why);
 }
 
 static int check_cpu_products(double expected) {
@@ -93,8 +91,8 @@ static int check_cpu_products(double expected) {
   Error err;
   if (bf16_products_pay()) return check_bf16("cpu, products in bf16", backend, expected);
   if (bf16_products_usable(&err) == 0)
-    error_set(&err, "%s finds no AMX, so fp32 is faster, and backend.cpu_products=auto takes it",
-              bf16_products_library().text);
+    error_set(&err,
+              "oneDNN finds no AMX, so fp32 is faster, and backend.cpu_products=auto takes it");
   printf("----  cpu, products in bf16: %s\n", err.text);
   return 0;
 }
@@ -109,8 +107,6 @@ int doctor(void) {
     printf("PASS  cpu: three steps of a tiny model, loss %.4f\n", expected);
   else
     failed = 1, printf("FAIL  cpu: %s\n", err.text);
-  const MendText mended = openblas_mended();
-  if (mended.text[0]) printf("----  cpu: %s\n", mended.text);
   failed |= check_cpu_products(expected);
 
   if (gpu_usable(&memory, &err) != 0) {

@@ -1,32 +1,32 @@
 // Signals, standard streams and the libraries' settings of a ./train process.
+#define _GNU_SOURCE // program_invocation_short_name
 #include "model/run/process.h"
 
+#include <errno.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include "base/os.h"
-#include "kernels/openblas.h"
 
 // ---- The start
 
 // OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
 // configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
-// for 1900 beside two compilers). The library reads its policy before main, and OpenBLAS chooses
-// its kernels then, so both are set by starting over; a user's own settings stay.
-static void start_over_with_libraries_set(char **argv) {
-  const bool policy = !getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") &&
-                      setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
-  const bool kernels = openblas_mend();
-  if (policy || kernels) execv("/proc/self/exe", argv);
-  // no /proc: stay as it is
+// for 1900 beside two compilers). The library reads its policy before main, so it is set by
+// starting over; a user's own setting stays.
+static void start_over_with_threads_asleep(char **argv) {
+  if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") &&
+      setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
+    execv("/proc/self/exe", argv);                   // no /proc: stay as it is
+  prctl(PR_SET_NAME, program_invocation_short_name); // "exe" where the program started over
 }
 
 void process_start(char **argv) {
   streams_fill();
-  start_over_with_libraries_set(argv);
+  start_over_with_threads_asleep(argv);
 }
 
 // ---- Signals
@@ -64,12 +64,18 @@ static void on_alarm(int number, siginfo_t *info, void *context) {
 }
 
 static void catch_signal(int number, void (*handler)(int), int flags) {
-  struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+  struct sigaction action = {.sa_handler = handler, .sa_flags = flags | SA_ONSTACK};
   sigemptyset(&action.sa_mask);
   sigaction(number, &action, NULL);
 }
 
+// oneDNN's code for AVX-512 keeps values below the stack pointer, where a handler's frame would
+// overwrite them, so handlers have a stack of their own.
+static char handlers_stack[64 << 10];
+
 void process_catch_signals(void) {
+  const stack_t stack = {.ss_sp = handlers_stack, .ss_size = sizeof handlers_stack};
+  sigaltstack(&stack, NULL);
   catch_signal(SIGINT, on_signal, 0);
   catch_signal(SIGTERM, on_signal, 0);
 }
@@ -81,7 +87,8 @@ void process_catch_signals_of_training(bool has_time_limit) {
     if (sigaction(notices[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
       catch_signal(notices[i], on_notice, SA_RESTART);
   }
-  struct sigaction alarm = {.sa_sigaction = on_alarm, .sa_flags = SA_RESTART | SA_SIGINFO};
+  struct sigaction alarm = {.sa_sigaction = on_alarm,
+                            .sa_flags = SA_RESTART | SA_SIGINFO | SA_ONSTACK};
   sigemptyset(&alarm.sa_mask);
   if (has_time_limit) sigaction(SIGALRM, &alarm, NULL);
   signal(SIGPIPE, SIG_IGN);

@@ -3,8 +3,8 @@
 #include <signal.h>
 #include <stdbool.h>
 
-// First in main. Fills standard streams (base/os.h). Starts the program over where OpenMP and
-// OpenBLAS need other settings.
+// First in main. Fills standard streams (base/os.h). Starts the program over where OpenMP needs
+// another setting.
 void process_start(char **argv);
 
 // Why the process is to stop; the last two may be followed by signals that would kill.

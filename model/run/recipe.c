@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "kernels/openblas.h"
+#include "base/os.h"
 #include "model/optimizer.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"

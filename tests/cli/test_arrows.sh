@@ -36,7 +36,7 @@ model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mm
 model/checkpoint       | model model/config data data/batch.h data/mixture.h data/model_folder.h data/tokenizer data/chat base
 model/run              | model/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tokenizer kernels base
 train.c                | model/run model/checkpoint model model/config data base
-train.c                | data/tokenizer kernels/openblas.h
+train.c                | data/tokenizer
 '
 
 sources() { # every C and CUDA file below this folder, but for tests and what is built

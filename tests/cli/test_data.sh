@@ -109,9 +109,9 @@ must "$TRAIN" "${resume[@]}" train.steps=3005 train.resume_allow_changes=true
 mv "$folder/data" "$folder/others" && mv "$folder/kept" "$folder/data"
 refuses the_checkpoint_knows_the_new_ones 'holds other tokens than those' "${resume[@]}" train.steps=3006
 must "$TRAIN" "${resume[@]}" train.steps=3006 train.resume_allow_changes=true
-said=$(OPENBLAS_CORETYPE=Nehalem "$TRAIN" "${resume[@]}" train.steps=3007 2>&1)
-check another_openblas_kernel_is_told "it said: $said" grep -q 'the checkpoint was made on cpu: 1 thread, OpenBLAS' <<<"$said"
-said=$(OPENBLAS_CORETYPE=Nehalem "$TRAIN" "${resume[@]}" train.steps=3008 2>&1)
+said=$(ONEDNN_MAX_CPU_ISA=SSE41 DNNL_MAX_CPU_ISA=SSE41 "$TRAIN" "${resume[@]}" train.steps=3007 2>&1)
+check other_instructions_are_told "it said: $said" grep -q 'the checkpoint was made on cpu: 1 thread, oneDNN' <<<"$said"
+said=$(ONEDNN_MAX_CPU_ISA=SSE41 DNNL_MAX_CPU_ISA=SSE41 "$TRAIN" "${resume[@]}" train.steps=3008 2>&1)
 check the_same_is_not "it said: $said" test "$(grep -c 'resumed  \|the backend was' <<<"$said")" = 1
 
 # ---- Pipes by name, which nobody writes to
@@ -175,7 +175,7 @@ check and_the_run_is_done "it said: $said" grep -q '^done; ' <<<"$said"
 threads() { # NAME WORDS OVERRIDES...
   local said
   said=$(OMP_NUM_THREADS=3 "$TRAIN" "$config" "output.dir=$folder/$1" train.steps=1 optimizer.warmup_steps=0 "${@:3}" 2>&1)
-  check "$1" "it said: $said" grep -q "^backend .* $2, OpenBLAS [0-9.]* (" <<<"$said"
+  check "$1" "it said: $said" grep -q "^backend .* $2, oneDNN [0-9.]* (" <<<"$said"
 }
 threads threads_are_as_many_as_omp_num_threads_says '3 threads' backend.threads=0
 threads threads_are_as_many_as_backend_threads_says '2 threads' backend.threads=2

@@ -1,40 +1,7 @@
-// Which kernels OpenBLAS is asked for, and how many threads.
-#include <sys/stat.h>
-
-#include "kernels/openblas.h"
+// The number of threads: what is asked for, and what quotas of control groups allow.
+#include "base/memory.h"
+#include "base/os.h"
 #include "tests/support/test.h"
-
-TEST(cores_that_are_too_weak_are_replaced) {
-  static const struct {
-    const char *core;
-    CpuFeatures has;
-    const char *better;
-  } cases[] = {
-      {"Prescott", {true, true}, "SkylakeX"},
-      {"prescott", {true, true}, "SkylakeX"},
-      {"Prescott", {true, false}, "Haswell"},
-      {"Prescott", {false, false}, NULL},
-      {"Core2", {true, false}, "Haswell"},
-      {"Nehalem", {true, true}, "SkylakeX"},
-      {"Sandybridge", {true, false}, "Haswell"},
-      {"Sandybridge", {false, false}, NULL},
-      {"Barcelona", {true, true}, "SkylakeX"},
-      {"Haswell", {true, true}, NULL}, // strong enough, and perhaps a build without AVX-512
-      {"Zen", {true, true}, NULL},
-      {"SkylakeX", {true, true}, NULL},
-      {"Cooperlake", {true, true}, NULL},
-      {"SapphireRapids", {true, true}, NULL},
-      {"one of next year", {true, true}, NULL},
-      {"neoversen1", {false, false}, NULL},
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const char *better = better_core(cases[i].core, cases[i].has);
-    if (!better || !cases[i].better)
-      assert_true(better == cases[i].better);
-    else
-      assert_string_equal(better, cases[i].better);
-  }
-}
 
 static void write_line(const char *root, const char *folder, const char *file, const char *line) {
   char *path = xasprintf("mkdir -p %s/%s", root, folder);
@@ -105,15 +72,14 @@ static void assert_threads(const Root *root, int count, const char *why) {
 
 TEST(threads_are_as_many_as_are_asked_for_or_allowed) {
   const Root root = new_root("0::/");
-  assert_int_equal(unsetenv("OMP_NUM_THREADS") | unsetenv("OPENBLAS_NUM_THREADS"), 0);
+  assert_int_equal(unsetenv("OMP_NUM_THREADS"), 0);
   assert_string_equal(threads_asked(root.path).why, "one for each processor");
   write_line(root.path, "sys/fs/cgroup", "cpu.max", "20000 100000");
   if (threads_asked(root.path).count > 1 || threads_asked("/nowhere").count > 1)
     assert_threads(&root, 1, "as the control group's quota allows");
-  assert_int_equal(setenv("OPENBLAS_NUM_THREADS", "5", 1), 0);
-  assert_threads(&root, 5, "as OPENBLAS_NUM_THREADS asks");
+  const ThreadsAsked unasked = threads_asked(root.path);
   assert_int_equal(setenv("OMP_NUM_THREADS", "none", 1), 0);
-  assert_threads(&root, 5, "as OPENBLAS_NUM_THREADS asks");
+  assert_threads(&root, unasked.count, unasked.why);
   assert_int_equal(setenv("OMP_NUM_THREADS", "3,2", 1), 0);
   assert_threads(&root, 3, "as OMP_NUM_THREADS asks");
   remove_root(&root);
