@@ -8,7 +8,8 @@ typedef struct GpuOptions {
   KernelChoice kernels;
   Mainloop mainloop;
   bool train;         // false: forward only, no scratch of the backward
-  bool grads_fp32;    // gradients fp32 (several micro-batches a step) instead of bf16
+  bool accumulates;   // gradients of several micro-batches add up
+  bool grads_fp32;    // gradients fp32 instead of bf16
   bool deterministic; // attention's backward gives the same bits every time, at a cost
   bool graphs;        // replay_begin captures launches in CUDA graphs
   // The run's micro-batch: attention and GEMMs of this shape are planned and timed at the start,

@@ -117,7 +117,7 @@ typedef struct ParamTensor {
   moment_t *m, *v;     // AdamW's first and second moment; Muon's momentum, v NULL
   grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
   grad_t *grad_folded; // dW' = gradient with respect to the folded copy
-  stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
+  stat_t *part_sum;    // lm_head's, where the loss' chunks add up (HeadWgradOp), else NULL
   Operand compute;     // W as the GEMMs read it; data may be the master (computes_with_masters)
   Operand folded;      // W * wn, wn = list[norm].master [cols]
   int norm;            // index in the list; -1 where the matrix is not folded

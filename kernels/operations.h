@@ -2,49 +2,26 @@
 // the model has a name for each.
 #pragma once
 
-// X(enumerator, name)
-#define OPERATIONS(X)                                                                              \
-  X(EMBED, "embed")                                                                                \
-  X(QKV, "qkv")                                                                                    \
-  X(ATTENTION, "attention")                                                                        \
-  X(OUT, "out")                                                                                    \
-  X(GATE_UP, "gate_up")                                                                            \
-  X(DOWN, "down")                                                                                  \
-  X(VALIDATION_LOSS, "validation_loss")                                                            \
-  X(HEAD_LOSS, "head_loss")                                                                        \
-  X(LM_HEAD_WGRAD, "lm_head_wgrad")                                                                \
-  X(LM_HEAD_DGRAD, "lm_head_dgrad")                                                                \
-  X(DOWN_WGRAD, "down_wgrad")                                                                      \
-  X(DOWN_DGRAD, "down_dgrad")                                                                      \
-  X(GATE_UP_WGRAD, "gate_up_wgrad")                                                                \
-  X(GATE_UP_DGRAD, "gate_up_dgrad")                                                                \
-  X(OUT_WGRAD, "out_wgrad")                                                                        \
-  X(OUT_DGRAD, "out_dgrad")                                                                        \
-  X(ATTENTION_BACKWARD, "attention_backward")                                                      \
-  X(ROPE_BACKWARD, "rope_backward")                                                                \
-  X(QKV_WGRAD, "qkv_wgrad")                                                                        \
-  X(QKV_DGRAD, "qkv_dgrad")                                                                        \
-  X(EMBED_BACKWARD, "embed_backward")                                                              \
-  X(REPACK, "repack")                                                                              \
-  X(GRADS_FINISH, "grads_finish")                                                                  \
-  X(MUON, "muon")                                                                                  \
-  X(ADAMW, "adamw")
-
-#define OPERATION_ENUMERATOR(enumerator, name) OP_##enumerator,
-typedef enum Operation { OPERATIONS(OPERATION_ENUMERATOR) OPERATION_COUNT } Operation;
-#undef OPERATION_ENUMERATOR
+#define OP(name, ...) OP_##name,
+typedef enum Operation {
+#include "kernels/ops.def"
+  OPERATION_COUNT
+} Operation;
+#undef OP
 
 static inline const char *operation_name(Operation operation) {
-#define OPERATION_NAME(enumerator, name) name,
-  static const char *const names[OPERATION_COUNT] = {OPERATIONS(OPERATION_NAME)};
-#undef OPERATION_NAME
+#define OP(name, ...) #name,
+  static const char *const names[OPERATION_COUNT] = {
+#include "kernels/ops.def"
+  };
+#undef OP
   return names[operation];
 }
 
 // True for the operations of every training step: a validation has a loss of its own, and only
 // layers that are recomputed in FP8 are repacked.
 static inline int operation_trains(Operation operation) {
-  return operation != OP_VALIDATION_LOSS && operation != OP_REPACK;
+  return operation != OP_validation_loss && operation != OP_repack;
 }
 
 // The kernels that run an operation. A fused backend runs an operation on the unfused kernels where

@@ -24,8 +24,6 @@
 #include "kernels/operations.h"
 #include "kernels/services.h"
 
-typedef struct OperationCall OperationCall; // kernels/record.h
-
 enum { MAX_HEAD_DIM = 1024 };
 
 // The configuration of a backend, known before any memory is allocated. All sizes are final for its
@@ -49,10 +47,6 @@ typedef struct OpsConfig {
   MasterType masters;                // the same, of matrices; norm weights stay fp32
   Offload offload;                   // GPU: what a training run keeps in the host's memory
   int64_t offload_layers;            // for how many layers, from the first; 0: all matrices
-  // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
-  // cuBLASLt's algorithms by them. Read while it is created; may be empty.
-  const OperationCall *calls;
-  int call_count;
 } OpsConfig;
 
 // R: the columns of a packed row.
@@ -153,11 +147,12 @@ typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, cons
 //   dz [M, N] in, x [M, K] in, dW [N, K] out or in, out
 typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
-// A part of dW = dz^T x where gradients are rounded (rounds_gradients): every addition to dW would
-// round, and 8 parts have an error of 0.4 % where one part has 0.17 %. So sum = dz^T x, or += where
-// add; with the last part dW = sum.
-//   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out; dW [N, K] out, NULL before the last part.
-typedef void WgradPartOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+// lm_head's wgrad, a part for each loss chunk. Without a sum it is wgrad's. Where gradients are
+// rounded (rounds_gradients), every addition to dW would round: 8 parts have an error of 0.4 % where
+// one part has 0.17 %. So sum = dz^T x, or += where add; with the last part dW = sum.
+//   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out, or NULL; dW [N, K] out, with a sum NULL
+//   before the last part.
+typedef void HeadWgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                          stat_t *sum, bool add, grad_t *dW);
 // dE[tokens[m]] += dx[m], in a fixed order; where not accumulate, dE is overwritten (zero where
 // no token points).
@@ -190,32 +185,6 @@ typedef void MuonOp(Backend *be, const ParamTensor *list, int count);
 // norm is not finite, no weight and no moment changes, and the result says so. A gradient of 0 is
 // finite: moments and weights decay.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
-
-// X(type, name) for each operation.
-#define BACKEND_OPERATIONS(X)                                                                      \
-  X(EmbedOp, embed)                                                                                \
-  X(QkvOp, qkv)                                                                                    \
-  X(AttentionOp, attention)                                                                        \
-  X(AttentionDecodeOp, attention_decode)                                                           \
-  X(QkvTokenOp, qkv_token)                                                                         \
-  X(ResidualOp, residual)                                                                          \
-  X(GateUpOp, gate_up)                                                                             \
-  X(RowLogitsOp, row_logits)                                                                       \
-  X(HeadLossOp, head_loss)                                                                         \
-  X(HeadDgradOp, head_dgrad)                                                                       \
-  X(NormDgradOp, norm_dgrad)                                                                       \
-  X(DownDgradOp, down_dgrad)                                                                       \
-  X(DgradOp, dgrad)                                                                                \
-  X(AttentionBackwardOp, attention_backward)                                                       \
-  X(RopeBackwardOp, rope_backward)                                                                 \
-  X(WgradOp, wgrad)                                                                                \
-  X(WgradPartOp, wgrad_part)                                                                       \
-  X(EmbedBackwardOp, embed_backward)                                                               \
-  X(RepackOp, repack)                                                                              \
-  X(GradsFinishOp, grads_finish)                                                                   \
-  X(MuonOp, muon)                                                                                  \
-  X(AdamwOp, adamw)
-#define BACKEND_OPERATION(type, name) type *name;
 
 struct Backend {
   const char *name;      // "cpu", ...
@@ -252,9 +221,12 @@ struct Backend {
   // scale. So no operation may work in place, and no CUDA graph is recorded.
   bool calibrating;
   Services services;
-  BACKEND_OPERATIONS(BACKEND_OPERATION)
+#define OP(name, type, ...) type *name;
+#define GENERATION(name, type) type *name;
+#include "kernels/ops.def"
+#undef OP
+#undef GENERATION
 };
-#undef BACKEND_OPERATION
 
 // Element `index` of an array of activations. NULL stays NULL.
 static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {
@@ -294,3 +266,30 @@ static inline RowStat row_stat_from(const Backend *be, RowStat s, int64_t row) {
 // plans.
 Backend backend_cpu_outline(const OpsConfig *config);
 Backend *backend_cpu_create(const OpsConfig *config);
+
+// ---- The work of an operation, as its row in kernels/ops.def has it.
+
+typedef enum OperationClass { CLASS_GEMM, CLASS_ATTENTION, CLASS_MEMORY } OperationClass;
+
+typedef struct OperationWork {
+  OperationClass kind;
+  GemmForm form; // of a GEMM of A and B; the result is [M, N]
+  int64_t M, N, K;
+  bool adds;
+  int64_t lda, ldd;   // elements from one row, as stored, to the next; 0: the row's own
+  double flops;       // of the GEMM, attention (causal: half of the scores) or Muon
+  double bytes;       // that must move (of CLASS_MEMORY)
+  double floor_bytes; // that a floor counts besides GEMM and attention
+} OperationWork;
+
+// What it depends on.
+typedef struct OperationSizes {
+  const Backend *be; // its element sizes
+  const OpsConfig *ops;
+  int64_t T;               // rows of a sequence: attention's
+  int64_t rows;            // of a loss chunk
+  const ParamTensor *list; // [count] of the update; NULL: it has no bytes
+  int count;
+} OperationSizes;
+
+OperationWork operation_work(const OperationSizes *sizes, Operation operation);

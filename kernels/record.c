@@ -169,13 +169,16 @@ static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand d
   call->statistics = false;
 }
 
-static void record_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+static void record_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                               stat_t *sum, bool added, grad_t *dW) {
-  OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, dz, x, sum);
-  call->add = added;
+  record_wgrad(be, M, N, K, dz, x, dW, added);
+  if (!sum) return;
+  Recorder *r = (Recorder *)be;
+  OperationCall *call = &r->calls[r->count - 1];
+  call->out = sum;
+  call->out_is_gradient = false;
   call->out_is_sum = true;
   call->beside = dW;
-  call->statistics = false;
 }
 
 static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
@@ -277,30 +280,14 @@ static void ignore_end(Backend *be, ReplaySlot slot) {}
 static const Backend recorder_functions = {
     .name = "recorder",
     .silent = true,
-    .embed = record_embed,
-    .qkv = record_qkv,
-    .attention = record_attention,
-    .residual = record_residual,
-    .gate_up = record_gate_up,
-    .head_loss = record_head_loss,
-    .head_dgrad = record_head_dgrad,
-    .norm_dgrad = record_norm_dgrad,
-    .down_dgrad = record_down_dgrad,
-    .dgrad = record_dgrad,
-    .attention_backward = record_attention_backward,
-    .rope_backward = record_rope_backward,
-    .wgrad = record_wgrad,
-    .wgrad_part = record_wgrad_part,
-    .embed_backward = record_embed_backward,
-    .repack = record_repack,
-    .grads_finish = record_grads_finish,
-    .muon = record_muon,
-    .adamw = record_adamw,
     .services.set_hyper = ignore_hyper,
     .services.step_begin = ignore,
     .services.step_end = ignore,
     .services.replay_begin = issue_always,
     .services.replay_end = ignore_end,
+#define OP(name, type, function, ...) .name = record_##function,
+#include "kernels/ops.def"
+#undef OP
 };
 
 Recorder *recorder_create(const OpsConfig *config, const Backend *like) {

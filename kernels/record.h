@@ -4,10 +4,7 @@
 #pragma once
 #include "kernels/ops.h"
 
-// The least work that an operation needs: a GEMM, attention, or bytes through memory.
-typedef enum OperationClass { CLASS_GEMM, CLASS_ATTENTION, CLASS_MEMORY } OperationClass;
-
-struct OperationCall {
+typedef struct OperationCall {
   Operation operation;
   OperationClass class;
   // The GEMM of A and B, for CLASS_GEMM; the result is [M, N]
@@ -37,7 +34,7 @@ struct OperationCall {
   double flops;       // of the GEMM, attention (causal: half of the scores) or Muon
   double bytes;       // that must move (for CLASS_MEMORY)
   double floor_bytes; // that a floor counts besides GEMM and attention
-};
+} OperationCall;
 
 typedef struct Recorder {
   Backend base; // first: a Backend * of a recorder is a Recorder *

@@ -11,22 +11,16 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
   const bool apart = !accumulate && chunks_apart(&llama->shape, be),
              last = chunk + 1 == llama->shape.loss_chunks;
   g.ux = g.u ? operand_of(h.dx.data) : h.x; // dx is written after u x was read
-  RUN(llama, OP_HEAD_LOSS,
-      be->head_loss(be, h.M, h.x, h.sumsq, W->folded, h.targets, acts->logits, per_token, &g));
-  if (apart)
-    RUN(llama, OP_LM_HEAD_WGRAD,
-        be->wgrad_part(be, h.M, V, D, g.p, g.ux, W->part_sum, chunk > 0,
-                       last ? W->grad_folded : NULL));
-  else
-    RUN(llama, OP_LM_HEAD_WGRAD,
-        be->wgrad(be, h.M, V, D, g.p, g.ux, W->grad_folded, accumulate || chunk > 0));
-  RUN(llama, OP_LM_HEAD_DGRAD, be->head_dgrad(be, h.M, &g, W->folded, h.x, h.sumsq, h.dx));
+  RUN(llama, head_loss, h.M, h.x, h.sumsq, W->folded, h.targets, acts->logits, per_token, &g);
+  RUN(llama, lm_head_wgrad, h.M, V, D, g.p, g.ux, apart ? W->part_sum : NULL,
+      accumulate || chunk > 0, apart && !last ? NULL : W->grad_folded);
+  RUN(llama, lm_head_dgrad, h.M, &g, W->folded, h.x, h.sumsq, h.dx);
 }
 
 // Layers share the buffers from which products read x; they get x of this layer again.
 static void repack(Llama *llama, Operand x) {
   const Sizes n = llama_sizes(llama);
-  RUN(llama, OP_REPACK, llama->be->repack(llama->be, n.M, n.D, x));
+  RUN(llama, repack, n.M, n.D, x);
 }
 
 void layer_again(Llama *llama, int64_t l) {
@@ -41,7 +35,6 @@ void layer_again(Llama *llama, int64_t l) {
 }
 
 void layer_backward(Llama *llama, int64_t l, bool accumulate) {
-  Backend *be = llama->be;
   const Sizes n = llama_sizes(llama);
   const int64_t M = n.M, D = n.D, F = n.F, Hd = n.Hd, R = n.R;
   const LayerParams *w = &llama->layers[l];
@@ -49,34 +42,25 @@ void layer_backward(Llama *llama, int64_t l, bool accumulate) {
   const Operand dy = a[1].dx; // of the layer's output
   RowStat *s = &llama->acts.s;
 
-  RUN(llama, OP_DOWN_WGRAD, be->wgrad(be, M, D, F, dy, a->y, w->down->grad, accumulate));
-  RUN(llama, OP_DOWN_DGRAD,
-      be->down_dgrad(be, M, dy, w->down->compute, a->z, a->x1, a->x1_sumsq, a->dz, s));
-  RUN(llama, OP_GATE_UP_WGRAD,
-      be->wgrad(be, M, 2 * F, D, a->dz, a->x1, w->gate_up->grad_folded, accumulate));
-  RUN(llama, OP_GATE_UP_DGRAD,
-      be->norm_dgrad(be, M, 2 * F, a->dz, w->gate_up->folded, a->x1, a->x1_sumsq, *s, dy.data,
-                     a->dx1));
+  RUN(llama, down_wgrad, M, D, F, dy, a->y, w->down->grad, accumulate);
+  RUN(llama, down_dgrad, M, dy, w->down->compute, a->z, a->x1, a->x1_sumsq, a->dz, s);
+  RUN(llama, gate_up_wgrad, M, 2 * F, D, a->dz, a->x1, w->gate_up->grad_folded, accumulate);
+  RUN(llama, gate_up_dgrad, M, 2 * F, a->dz, w->gate_up->folded, a->x1, a->x1_sumsq, *s, dy.data,
+      a->dx1);
 
-  RUN(llama, OP_OUT_WGRAD, be->wgrad(be, M, D, Hd, a->dx1, a->o, w->out->grad, accumulate));
-  RUN(llama, OP_OUT_DGRAD, be->dgrad(be, M, Hd, a->dx1, w->out->compute, a->da));
-  RUN(llama, OP_ATTENTION_BACKWARD,
-      be->attention_backward(be, n.B, n.T, a->qkv, a->o.data, a->lse, a->da, a->dqkv));
-  RUN(llama, OP_ROPE_BACKWARD,
-      be->rope_backward(be, M, n.T, a->dqkv, a->qkv, a->x, a->x_sumsq, a->dqkv_prime, s));
-  RUN(llama, OP_QKV_WGRAD,
-      be->wgrad(be, M, R, D, a->dqkv_prime, a->x, w->qkv->grad_folded, accumulate));
-  RUN(llama, OP_QKV_DGRAD,
-      be->norm_dgrad(be, M, R, a->dqkv_prime, w->qkv->folded, a->x, a->x_sumsq, *s, a->dx1.data,
-                     a->dx));
+  RUN(llama, out_wgrad, M, D, Hd, a->dx1, a->o, w->out->grad, accumulate);
+  RUN(llama, out_dgrad, M, Hd, a->dx1, w->out->compute, a->da);
+  RUN(llama, attention_backward, n.B, n.T, a->qkv, a->o.data, a->lse, a->da, a->dqkv);
+  RUN(llama, rope_backward, M, n.T, a->dqkv, a->qkv, a->x, a->x_sumsq, a->dqkv_prime, s);
+  RUN(llama, qkv_wgrad, M, R, D, a->dqkv_prime, a->x, w->qkv->grad_folded, accumulate);
+  RUN(llama, qkv_dgrad, M, R, a->dqkv_prime, w->qkv->folded, a->x, a->x_sumsq, *s, a->dx1.data,
+      a->dx);
 }
 
 void embed_backward(Llama *llama, bool accumulate) {
-  Backend *be = llama->be;
   const Acts *acts = &llama->acts;
-  RUN(llama, OP_EMBED_BACKWARD,
-      be->embed_backward(be, llama_sizes(llama).M, acts->tokens, acts->layers[0].dx.data,
-                         llama->embed->grad, accumulate));
+  RUN(llama, embed_backward, llama_sizes(llama).M, acts->tokens, acts->layers[0].dx.data,
+      llama->embed->grad, accumulate);
 }
 
 void llama_backward(Llama *llama, double scale, bool accumulate) {
@@ -104,11 +88,9 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
 }
 
 void params_update(Llama *llama) {
-  Backend *be = llama->be;
-  RUN(llama, OP_GRADS_FINISH, be->grads_finish(be, llama->tensors, llama->param_count));
-  if (llama->layers[0].out->part_count > 0)
-    RUN(llama, OP_MUON, be->muon(be, llama->tensors, llama->param_count));
-  RUN(llama, OP_ADAMW, be->adamw(be, llama->tensors, llama->param_count));
+  RUN(llama, grads_finish, llama->tensors, llama->param_count);
+  if (llama->layers[0].out->part_count > 0) RUN(llama, muon, llama->tensors, llama->param_count);
+  RUN(llama, adamw, llama->tensors, llama->param_count);
 }
 
 void llama_update(Llama *llama, const AdamW *hyper) {

@@ -3,11 +3,9 @@
 #include "model/ranges.h"
 
 void embed_forward(Llama *llama) {
-  Backend *be = llama->be;
   LayerActs *a = &llama->acts.layers[0];
-  RUN(llama, OP_EMBED,
-      be->embed(be, llama_sizes(llama).M, llama->acts.tokens, llama->embed->compute.data, a->x,
-                &a->x_sumsq));
+  RUN(llama, embed, llama_sizes(llama).M, llama->acts.tokens, llama->embed->compute.data, a->x,
+      &a->x_sumsq);
 }
 
 // Generation: the cache holds the keys and values of earlier rows, and gets those of these rows.
@@ -25,36 +23,29 @@ static void cached_attention(Llama *llama, int64_t l) {
 }
 
 void layer_attention(Llama *llama, int64_t l) {
-  Backend *be = llama->be;
   const Sizes n = llama_sizes(llama);
   const LayerParams *w = &llama->layers[l];
   LayerActs *a = &llama->acts.layers[l];
   if (a->cache) {
     cached_attention(llama, l);
   } else {
-    RUN(llama, OP_QKV, be->qkv(be, n.M, n.T, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv));
-    RUN(llama, OP_ATTENTION, be->attention(be, n.B, n.T, a->qkv, a->o, a->lse));
+    RUN(llama, qkv, n.M, n.T, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv);
+    RUN(llama, attention, n.B, n.T, a->qkv, a->o, a->lse);
   }
-  RUN(llama, OP_OUT,
-      be->residual(be, n.M, n.Hd, a->o, w->out->compute, a->x.data, a->x_sumsq, a->x1,
-                   &a->x1_sumsq));
+  RUN(llama, out, n.M, n.Hd, a->o, w->out->compute, a->x.data, a->x_sumsq, a->x1, &a->x1_sumsq);
 }
 
 void layer_gate_up(Llama *llama, int64_t l) {
-  Backend *be = llama->be;
   LayerActs *a = &llama->acts.layers[l];
-  RUN(llama, OP_GATE_UP,
-      be->gate_up(be, llama_sizes(llama).M, a->x1, a->x1_sumsq, llama->layers[l].gate_up->folded,
-                  a->z, a->y));
+  RUN(llama, gate_up, llama_sizes(llama).M, a->x1, a->x1_sumsq, llama->layers[l].gate_up->folded,
+      a->z, a->y);
 }
 
 static void layer_down(Llama *llama, int64_t l) {
-  Backend *be = llama->be;
   const Sizes n = llama_sizes(llama);
   LayerActs *a = &llama->acts.layers[l], *next = a + 1;
-  RUN(llama, OP_DOWN,
-      be->residual(be, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1.data, a->x1_sumsq,
-                   next->x, &next->x_sumsq));
+  RUN(llama, down, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1.data, a->x1_sumsq, next->x,
+      &next->x_sumsq);
 }
 
 void layer_forward(Llama *llama, int64_t l) {
@@ -83,9 +74,8 @@ void llama_loss(Llama *llama, double scale) {
   if (!be->services.replay_begin(be, REPLAY_LOSS)) return;
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
-    RUN(llama, OP_VALIDATION_LOSS,
-        be->head_loss(be, h.M, h.x, h.sumsq, llama->lm_head->folded, h.targets, llama->acts.logits,
-                      per_token, NULL));
+    RUN(llama, validation_loss, h.M, h.x, h.sumsq, llama->lm_head->folded, h.targets,
+        llama->acts.logits, per_token, NULL);
   }
   be->services.replay_end(be, REPLAY_LOSS);
 }

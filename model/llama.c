@@ -8,7 +8,8 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
+// Shapes alone: all pointers to tensors are NULL.
+static void outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
   const int64_t L = config->num_hidden_layers;
   *llama =
       (Llama){.config = *config, .shape = *shape, .be = be, .param_count = params_count(config)};
@@ -39,7 +40,7 @@ static int take_host_block(Llama *llama, size_t bytes, Error *err) {
 
 int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
                  Error *err) {
-  llama_outline(llama, config, shape, be);
+  outline(llama, config, shape, be);
   MemoryPlan plan;
   memory_plan(&plan, config, shape, be);
   const bool fits = plan.total_bytes <= be->memory_bytes;

@@ -2,7 +2,7 @@
 // activations. Dimension names as in kernels/ops.h.
 #pragma once
 #include "data/batch.h"
-#include "kernels/record.h"
+#include "kernels/ops.h"
 #include "model/tensors.h"
 
 // The matrices of a layer, in Llama.tensors.
@@ -37,9 +37,7 @@ static inline Sizes llama_sizes(const Llama *llama) {
 // are not set.
 int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
                  Error *err);
-// The same without memory: shapes alone, all pointers to tensors NULL.
-void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be);
-void llama_destroy(Llama *llama); // either; zeros are fine
+void llama_destroy(Llama *llama); // zeros are fine
 
 // Random weights (tensors.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
@@ -49,11 +47,6 @@ void llama_zero_moments(Llama *llama);
 // The backend configuration for this model; makes no calls.
 OpsConfig llama_ops_config(const ModelConfig *config, const RunShape *shape, int64_t max_positions,
                            int threads);
-
-// The calls of a step: a forward, a validation's loss, and where shape.train `micro_batches`
-// backwards, of which all but the first accumulate gradients, and the update. Pointers are
-// llama's. The caller destroys it.
-Recorder *llama_record(const Llama *llama, int micro_batches);
 
 // ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
 // records the calls that are the same in every step and replays them (kernels/ops.h).

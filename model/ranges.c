@@ -4,12 +4,14 @@
 
 // By operation and kind, so that a step formats no text.
 static const char *range_name(Operation operation, KernelKind kind) {
-#define RANGES(enumerator, name)                                                                   \
-  {[KERNEL_CPU] = name " (cpu)",                                                                   \
-   [KERNEL_UNFUSED] = name " (unfused)",                                                           \
-   [KERNEL_FUSED] = name " (fused)"},
-  static const char *const names[OPERATION_COUNT][KERNEL_FUSED + 1] = {OPERATIONS(RANGES)};
-#undef RANGES
+#define OP(name, ...)                                                                              \
+  {[KERNEL_CPU] = #name " (cpu)",                                                                  \
+   [KERNEL_UNFUSED] = #name " (unfused)",                                                          \
+   [KERNEL_FUSED] = #name " (fused)"},
+  static const char *const names[OPERATION_COUNT][KERNEL_FUSED + 1] = {
+#include "kernels/ops.def"
+  };
+#undef OP
   return names[operation][kind];
 }
 

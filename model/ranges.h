@@ -11,9 +11,10 @@ bool operation_begin(const Llama *llama, Operation operation);
 void part_begin(const Llama *llama, const char *name, int64_t number);
 void part_end(const Llama *llama);
 
-#define RUN(llama, operation, call)                                                                \
+// Calls be->name(be, ...).
+#define RUN(llama, name, ...)                                                                      \
   do {                                                                                             \
-    if (!operation_begin((llama), (operation))) break;                                             \
-    call;                                                                                          \
+    if (!operation_begin((llama), OP_##name)) break;                                               \
+    (llama)->be->name((llama)->be, __VA_ARGS__);                                                   \
     part_end(llama);                                                                               \
   } while (0)

@@ -183,7 +183,7 @@ void memory_plan_print(const MemoryPlan *plan);
 int memory_check_host(const MemoryPlan *plan, const Backend *be, Error *err);
 
 // Whether the loss' chunks add up lm_head's gradient in memory of their own, finer than the
-// gradient's (wgrad_part). It lies in the memory of gradients that are written later, so there is
+// gradient's (HeadWgradOp). It lies in the memory of gradients that are written later, so there is
 // none in a micro-batch whose gradients add to an earlier one's.
 static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
   return shape->train && shape->loss_chunks > 1 && be->rounds_gradients;

@@ -16,7 +16,7 @@ die() {
 }
 
 # Of a run that does not validate.
-operations() { sed -nE 's/^ *X\([A-Z_]+, "([a-z_]+)"\).*/\1/p' "$root/kernels/operations.h" | grep -vxE 'validation_loss|cast'; }
+operations() { sed -nE 's/^OP\(([a-z_]+),.*/\1/p' "$root/kernels/ops.def" | grep -vx validation_loss; }
 
 # need PROGRAM NAME PACKAGE
 need() {

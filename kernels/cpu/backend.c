@@ -115,7 +115,8 @@ static real *rope_table(const OpsConfig *c) {
   return table;
 }
 
-#define FILL_IN(type, name) .name = cpu_##name,
+#define OP(name, type, function, ...) .name = cpu_##function,
+#define GENERATION(name, type) .name = cpu_##name,
 static const Backend cpu_functions = {
     .name = "cpu",
     .act_bytes = sizeof(real),
@@ -155,8 +156,10 @@ static const Backend cpu_functions = {
     .services.replay_begin = cpu_replay_begin,
     .services.replay_end = cpu_replay_end,
     .services.profile = cpu_profile,
-    BACKEND_OPERATIONS(FILL_IN) // .embed = cpu_embed and so on
+#include "kernels/ops.def"
 };
+#undef OP
+#undef GENERATION
 
 static int threads_of(const OpsConfig *config) {
   return config->threads > 0 ? config->threads : threads_asked("").count;

@@ -103,10 +103,10 @@ void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand
   multiply(cpu_of(be), GEMM_TN, N, K, M, dz, x, accumulate ? 1 : 0, reals(dW), K);
 }
 
-void cpu_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+void cpu_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                     stat_t *sum, bool add, grad_t *dW) {
-  multiply(cpu_of(be), GEMM_TN, N, K, M, dz, x, add ? 1 : 0, reals(sum), K);
-  if (dW) memcpy(dW, sum, (size_t)(N * K) * sizeof(real));
+  cpu_wgrad(be, M, N, K, dz, x, sum ? (grad_t *)sum : dW, add);
+  if (sum && dW) memcpy(dW, sum, (size_t)(N * K) * sizeof(real));
 }
 
 void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,

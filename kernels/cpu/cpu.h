@@ -132,9 +132,11 @@ void cpu_scalings_read(Backend *be, ScalingState *to_host);
 void cpu_scalings_write(Backend *be, const ScalingState *from_host);
 
 // The operations of kernels/ops.h, documented there: cpu_embed and so on.
-#define DECLARE_OPERATION(type, name) type cpu_##name;
-BACKEND_OPERATIONS(DECLARE_OPERATION)
-#undef DECLARE_OPERATION
+#define OP(name, type, function, ...) type cpu_##function;
+#define GENERATION(name, type) type cpu_##name;
+#include "kernels/ops.def"
+#undef OP
+#undef GENERATION
 
 // logits [M, V] = r (x W'^T), rows of padded_vocab: the first part of head_loss.
 void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits);

@@ -9,7 +9,6 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/math.h"
-#include "kernels/record.h"
 
 // ---- Profilers
 
@@ -45,36 +44,22 @@ static int make_workspace(Cuda *c, Error *err) {
 
 // The algorithms of the run's GEMMs are chosen before it starts.
 static int prepare_gemms(Cuda *c, Error *err) {
-  const OpsConfig *o = &c->config;
-  GemmProblem *list = xmalloc(((size_t)o->call_count + 1) * sizeof *list);
+  GemmProblem list[OPERATION_COUNT * MOST_PROBLEMS];
   int count = 0;
-  for (int i = 0; i < o->call_count && c->options.batch > 0; i++) {
-    const OperationCall *call = &o->calls[i];
-    if (call->class != CLASS_GEMM || c->base.kinds[call->operation] == KERNEL_FUSED) continue;
-    list[count++] = cuda_problem_of(c, call);
-  }
-  const int status = gemm_prepare(&c->gemm, list, count, err);
-  free(list);
-  return status;
+  for (Operation i = 0; i < OPERATION_COUNT && c->options.batch > 0; i++)
+    if (cuda_work(c, i).kind == CLASS_GEMM && c->base.kinds[i] != KERNEL_FUSED)
+      count += cuda_problems_of(c, i, list + count);
+  return gemm_prepare(&c->gemm, list, count, err);
 }
 
-static void set_operations(Cuda *c) {
+static void set_services(Cuda *c) {
   Backend *be = &c->base;
   be->services.destroy = cuda_destroy;
   cuda_set_memory(c);
   cuda_set_step(c);
   cuda_set_update(c);
   cuda_set_snapshot(c);
-  be->embed = cuda_embed;
-  be->repack = cuda_repack;
   be->services.set_documents = cuda_set_documents;
-  be->attention = cuda_attention;
-  be->attention_decode = cuda_attention_decode;
-  be->dgrad = cuda_dgrad;
-  be->attention_backward = cuda_attention_backward;
-  be->wgrad = cuda_wgrad;
-  be->wgrad_part = cuda_wgrad_part;
-  be->embed_backward = cuda_embed_backward;
   be->services.profile = op_profile;
 }
 
@@ -111,7 +96,7 @@ int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error
   opening->since_ms = now_ms();
   if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err) || check_precision(c, err))
     return -1;
-  set_operations(c);
+  set_services(c);
   gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
   phase_end(opening, "cuBLASLt");
   if (prepare_gemms(c, err)) return -1;
@@ -162,7 +147,6 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   phase_end(&be->opening, "set-up on the GPU");
   if (status != cudaSuccess)
     return error_set(err, "setting up failed on the GPU: %s", cudaGetErrorString(status));
-  c->config.calls = NULL;
   c->options.gemm_cache = NULL;
   be->name = name;
   snprintf(

@@ -113,9 +113,10 @@ static GpuFacts read_facts(const Probe *p) {
 // ---- Work
 
 static GemmProblem problem_of(const Probe *p, const OperationCall *call) {
-  GemmProblem problem = cuda_problem_of(p->unfused, call);
-  problem.add = false;
-  return problem;
+  GemmProblem problems[MOST_PROBLEMS];
+  cuda_problems_of(p->unfused, call->operation, problems);
+  problems[0].add = false;
+  return problems[0];
 }
 
 static void op_gemm(BenchGpu *bench, const OperationCall *call) {

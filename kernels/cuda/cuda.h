@@ -23,7 +23,7 @@ typedef struct Snapshot Snapshot;
 
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
-  OpsConfig config;   // scalings: a copy; calls: NULL once the backend is open
+  OpsConfig config;   // scalings: a copy
   GpuOptions options; // gemm_cache: NULL once it is open
   Gpu gpu;
   Gemm gemm;
@@ -50,6 +50,14 @@ typedef struct Cuda {
 static inline Cuda *cuda_of(Backend *be) {
   return (Cuda *)be;
 }
+// The most rows of a head_loss.
+static inline int64_t cuda_head_rows(const Cuda *c) {
+  return c->options.loss_tokens > 0 ? c->options.loss_tokens : c->config.max_tokens;
+}
+static inline OperationWork cuda_work(const Cuda *c, Operation operation) {
+  const OperationSizes sizes = {&c->base, &c->config, c->options.seq, cuda_head_rows(c), NULL, 0};
+  return operation_work(&sizes, operation);
+}
 static inline RowScale row_scale(const Cuda *c, RowStat sumsq) {
   return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps, NULL};
 }
@@ -61,8 +69,8 @@ static inline RowScale row_scale_of(const Cuda *c, Operand x, RowStat sumsq) {
 
 // ---- backend.c
 // Opens into zeroed memory in which base.kinds already says what runs each operation. Prepares the
-// GEMMs of config->calls that no fused kernel runs, and sets the operations that are declared here.
-// After a failure, too, the caller calls cuda_destroy.
+// GEMMs of a training run that no fused kernel runs. After a failure, too, the caller calls
+// cuda_destroy.
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err);
 // Called last, when all memory is allocated and all kernels are being loaded: waits for the GPU,
 // and fills in the backend's description.
@@ -95,8 +103,10 @@ AttentionBackwardOp cuda_attention_backward;
 // out = A B (+ add, or NULL) in bf16, or in FP8 where both have copies. p gives M, N, K and the
 // form, and out_fp32, accurate and ldd where they are not 0; the rest follows from the operands.
 void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out);
-// The problem of a recorded call, alignment and add included, as cuda_multiply has it.
-GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call);
+// The problems of an operation in a training run, alignment and add included, as cuda_multiply has
+// them. Returns their number.
+enum { MOST_PROBLEMS = 3 };
+int cuda_problems_of(const Cuda *c, Operation operation, GemmProblem problems[MOST_PROBLEMS]);
 // out = a W^T (+ add, or NULL; out is not add).   a [M, K], W [N, K], add, out [M, N], rows of out
 // `stride` apart (0: N)
 void cuda_forward(Cuda *c, int64_t M, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
@@ -110,7 +120,7 @@ static inline bool cuda_one_row(const Cuda *c, int64_t M) {
 }
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
-WgradPartOp cuda_wgrad_part;
+HeadWgradOp cuda_head_wgrad;
 
 // ---- scales.cu
 int cuda_scalings_open(Cuda *c, Error *err);

@@ -4,7 +4,6 @@
 
 #include "base/memory.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/record.h"
 
 enum { MAX_ALGORITHMS = 16, ROUNDS = 5 };
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGORITHM_WORDS * sizeof(uint64_t),
@@ -418,26 +417,34 @@ static GemmProblem of_copies(GemmProblem p, int64_t lda, int64_t ldb) {
   return p;
 }
 
-// True where the operations below and the unfused ones ask for accurate sums.
-static bool is_accurate(const OperationCall *call) {
-  return call->form == GEMM_NT ? call->K > MOST_FAST_K : call->operation != OP_OUT_DGRAD;
-}
-
-// norm_dgrad adds the residual after the rows' factors where the operands are FP8.
-GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call) {
-  const bool added_later = call->fp8 && call->form == GEMM_NN;
-  const GemmProblem p = {.M = call->M,
-                         .N = call->N,
-                         .K = call->K,
-                         .form = call->form,
-                         .accurate = call->fp8 && is_accurate(call),
-                         .out_fp32 =
-                             call->out_is_sum || (call->out_is_gradient && c->options.grads_fp32),
-                         .add = call->add && !added_later,
-                         .alignment = 16,
-                         .lda = call->lda,
-                         .ldd = call->ldd};
-  return call->fp8 ? of_copies(p, call->lda, call->ldb) : p;
+// A weight gradient is also added to: by later micro-batches, and lm_head's by later chunks, which
+// where gradients are rounded add up apart, in fp32. x's copies by column hold all tokens, of which
+// a chunk reads some.
+int cuda_problems_of(const Cuda *c, Operation operation, GemmProblem problems[MOST_PROBLEMS]) {
+  const OperationWork w = cuda_work(c, operation);
+  const GpuOptions *o = &c->options;
+  const int64_t tokens = c->config.max_tokens;
+  const bool fp8 = c->config.scaling_count > 0, of_weight = w.form == GEMM_TN,
+             chunks = operation == OP_lm_head_wgrad && cuda_head_rows(c) < tokens;
+  GemmProblem p = {.M = w.M,
+                   .N = w.N,
+                   .K = w.K,
+                   .form = w.form,
+                   .out_fp32 = of_weight && (chunks || o->grads_fp32),
+                   .add = w.adds,
+                   .alignment = 16,
+                   .lda = w.lda,
+                   .ldd = w.ldd};
+  if (fp8) p = of_copies(p, 0, of_weight ? fp8_padded(tokens) : 0);
+  if (fp8) p.accurate = w.form == GEMM_NT ? w.K > MOST_FAST_K : operation != OP_out_dgrad;
+  int count = 0;
+  problems[count++] = p;
+  if (!of_weight) return count;
+  p.add = true;
+  if (chunks || o->accumulates) problems[count++] = p;
+  p.out_fp32 = false;
+  if (chunks && o->accumulates && !o->grads_fp32) problems[count++] = p;
+  return count;
 }
 
 void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out) {
@@ -488,11 +495,15 @@ void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operan
   cuda_multiply(c, p, dz, x, accumulate ? dW : NULL, dW);
 }
 
-void cuda_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+void cuda_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      stat_t *sum, bool add, grad_t *dW) {
   Cuda *c = cuda_of(be);
   const GemmProblem p = {
       .M = N, .N = K, .K = M, .form = GEMM_TN, .accurate = true, .out_fp32 = true};
+  if (!sum) {
+    cuda_wgrad(be, M, N, K, dz, x, dW, add);
+    return;
+  }
   cuda_multiply(c, p, dz, x, add ? sum : NULL, sum);
   if (dW) cuda_round_gradient(c, N * K, sum, dW);
 }

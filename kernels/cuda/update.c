@@ -29,9 +29,6 @@ static void op_refresh(Backend *be, const ParamTensor *list, int count) {
 void cuda_set_update(Cuda *c) {
   Backend *be = &c->base;
   be->services.list_bytes = cuda_list_bytes;
-  be->grads_finish = cuda_grads_finish;
-  be->muon = cuda_muon;
   c->orthogonalize = cuda_orthogonalize;
-  be->adamw = cuda_adamw;
   be->services.refresh = op_refresh;
 }

@@ -5,7 +5,6 @@
 #include "kernels/fused/fused.h"
 #include "kernels/fused/kernels.h"
 #include "kernels/gpu_backends.h"
-#include "kernels/record.h"
 
 enum {
   // hidden_size from which the epilogue of programs/probabilities.cu hides behind its product:
@@ -16,61 +15,50 @@ enum {
 
 // ---- The kernels of each operation
 
-// The table of fused operations. The description names those that run on the unfused kernels in
-// this order.
-static const struct {
-  Operation operation;
-  ProgramName program, fp8;
-  bool of_head; // its GEMM has a side of vocab_size
-} fused_operations[] = {
-    {OP_QKV, PROGRAM_ROPE, PROGRAM_ROPE_FP8, false},
-    {OP_OUT, PROGRAM_RESIDUAL, PROGRAM_RESIDUAL_FP8, false},
-    {OP_GATE_UP, PROGRAM_SWIGLU, PROGRAM_SWIGLU_FP8, false},
-    {OP_DOWN, PROGRAM_RESIDUAL, PROGRAM_RESIDUAL_PROMOTED_FP8, false},
-    {OP_QKV_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, PROGRAM_NORM_DGRAD_RESIDUAL_FP8, false},
-    {OP_GATE_UP_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, PROGRAM_NORM_DGRAD_RESIDUAL_PROMOTED_FP8,
-     false},
-    {OP_DOWN_DGRAD, PROGRAM_SWIGLU_BACKWARD, PROGRAM_SWIGLU_BACKWARD_FP8, false},
-    {OP_LM_HEAD_DGRAD, PROGRAM_NORM_DGRAD, PROGRAM_NORM_DGRAD_FP8, true},
-    {OP_VALIDATION_LOSS, PROGRAM_PROBABILITIES, PROGRAM_PROBABILITIES_FP8, true},
-    {OP_HEAD_LOSS, PROGRAM_PROBABILITIES, PROGRAM_PROBABILITIES_FP8, true},
+// In bf16 and in FP8.
+static const ProgramName programs[OPERATION_COUNT][2] = {
+#define OP(name, type, function, program, fp8, ...)                                                \
+  [OP_##name] = {PROGRAM_##program, PROGRAM_##fp8},
+#include "kernels/ops.def"
+#undef OP
 };
-enum { FUSED_OPERATIONS = sizeof fused_operations / sizeof *fused_operations };
 
-static bool pays(Mainloop mainloop, const OpsConfig *c, int fused) {
-  const Operation operation = fused_operations[fused].operation;
-  if (fused_operations[fused].program == PROGRAM_PROBABILITIES && c->D < LONG_HEAD) return false;
-  for (int i = 0; i < c->call_count; i++) {
-    const OperationCall *call = &c->calls[i];
-    const ProgramName program =
-        call->fp8 ? fused_operations[fused].fp8 : fused_operations[fused].program;
-    if (call->operation == operation && !tile_pays(mainloop, program, call->M, call->N, call->K))
-      return false;
-  }
-  return true;
+static bool has_program(Operation operation) {
+  return programs[operation][0] != PROGRAM_NONE;
 }
 
-static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice, Mainloop mainloop) {
-  for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_UNFUSED;
-  for (int i = 0; i < FUSED_OPERATIONS; i++) {
-    const Operation operation = fused_operations[i].operation;
-    if ((!fused_operations[i].of_head || c->V < MOST_COLUMNS) &&
-        (choice == KERNELS_FUSED || pays(mainloop, c, i)))
-      be->kinds[operation] = KERNEL_FUSED;
+static bool occurs(const Cuda *c, Operation operation) {
+  return c->options.train || operation <= OP_validation_loss;
+}
+
+static bool pays(const Cuda *c, Operation operation, Mainloop mainloop) {
+  const ProgramName *program = programs[operation];
+  const OperationWork w = cuda_work(c, operation);
+  if (program[0] == PROGRAM_PROBABILITIES && c->config.D < LONG_HEAD) return false;
+  return !occurs(c, operation) ||
+         tile_pays(mainloop, program[c->config.scaling_count > 0], w.M, w.N, w.K);
+}
+
+static void settle_kinds(Cuda *c, Mainloop mainloop) {
+  Backend *be = &c->base;
+  for (Operation i = 0; i < OPERATION_COUNT; i++) {
+    const OperationWork w = cuda_work(c, i);
+    const bool fused = has_program(i) && w.N < MOST_COLUMNS && w.K < MOST_COLUMNS &&
+                       (c->options.kernels == KERNELS_FUSED || pays(c, i, mainloop));
+    be->kinds[i] = fused ? KERNEL_FUSED : KERNEL_UNFUSED;
   }
-  be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // gate_up wrote z with or without r
-  if (mainloop == MAINLOOP_WGMMA) be->kinds[OP_MUON] = KERNEL_FUSED;
-  be->folds_softmax = be->kinds[OP_HEAD_LOSS] == KERNEL_FUSED;
+  be->kinds[OP_down_dgrad] = be->kinds[OP_gate_up]; // gate_up wrote z with or without r
+  if (mainloop == MAINLOOP_WGMMA) be->kinds[OP_muon] = KERNEL_FUSED;
+  be->folds_softmax = be->kinds[OP_head_loss] == KERNEL_FUSED;
 }
 
 static void describe(Backend *be) {
   const char *lead = "; unfused, for their width:";
-  for (int i = 0; i < FUSED_OPERATIONS; i++) {
-    const Operation operation = fused_operations[i].operation;
-    if (be->kinds[operation] == KERNEL_FUSED) continue;
+  for (Operation i = 0; i < OPERATION_COUNT; i++) {
+    if (!has_program(i) || be->kinds[i] == KERNEL_FUSED) continue;
     const size_t used = strlen(be->description);
     snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
-             operation_name(operation));
+             operation_name(i));
     lead = ",";
   }
 }
@@ -118,8 +106,8 @@ static int make_workspace(Fused *f, Error *err) {
   f->rope_periodic = cuda_take(u, (size_t)(c->max_positions + 63) * rope_row, err);
   if (!f->rope_periodic) return -1;
   launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
-  if (u->base.kinds[OP_VALIDATION_LOSS] != KERNEL_FUSED) return 0;
-  const int64_t rows = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
+  if (u->base.kinds[OP_validation_loss] != KERNEL_FUSED) return 0;
+  const int64_t rows = cuda_head_rows(u);
   const Mainloop loop = f->kernels.mainloop;
   const int32_t bf16 = tile_parts(tile_choose(loop, PROGRAM_PROBABILITIES, rows, c->V, c->D), c->V),
                 fp8 = tile_parts(tile_choose(loop, PROGRAM_PROBABILITIES_FP8, rows, c->V, c->D),
@@ -135,15 +123,20 @@ static int make_workspace(Fused *f, Error *err) {
 
 static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
   const TileShape narrowest = mainloop == MAINLOOP_MMA_SYNC ? TILE_64x64 : TILE_128x128;
-  const KernelKind *kinds = be->kinds;
-  if (kinds[OP_QKV] == KERNEL_FUSED) be->qkv = fused_qkv;
-  if (kinds[OP_GATE_UP] == KERNEL_FUSED) be->gate_up = fused_gate_up;
-  if (kinds[OP_DOWN_DGRAD] == KERNEL_FUSED) be->down_dgrad = fused_down_dgrad;
-  if (kinds[OP_VALIDATION_LOSS] == KERNEL_FUSED) be->head_loss = fused_head_loss;
-  be->residual = fused_residual;
-  be->head_dgrad = fused_head_dgrad;
-  be->norm_dgrad = fused_norm_dgrad;
-  if (kinds[OP_MUON] == KERNEL_FUSED) cuda_of(be)->orthogonalize = fused_orthogonalize;
+#define FUSE(name, function)                                                                       \
+  if (be->kinds[OP_##name] == KERNEL_FUSED) be->name = fused_##function
+  FUSE(qkv, qkv);
+  FUSE(out, residual);
+  FUSE(gate_up, gate_up);
+  FUSE(down, residual);
+  FUSE(validation_loss, head_loss);
+  FUSE(head_loss, head_loss);
+  FUSE(lm_head_dgrad, head_dgrad);
+  FUSE(down_dgrad, down_dgrad);
+  FUSE(gate_up_dgrad, norm_dgrad);
+  FUSE(qkv_dgrad, norm_dgrad);
+#undef FUSE
+  if (be->kinds[OP_muon] == KERNEL_FUSED) cuda_of(be)->orthogonalize = fused_orthogonalize;
   // Beside those of the unfused kernels.
   const int64_t sumsq = tile_parts(narrowest, c->D), s = tile_parts(narrowest, c->F);
   if (be->most_parts.sumsq < sumsq) be->most_parts.sumsq = sumsq;
@@ -158,7 +151,9 @@ Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options
     return NULL;
   Fused *f = xcalloc(1, sizeof *f);
   Cuda *c = &f->unfused.cuda;
-  settle_kinds(&c->base, config, options->kernels, mainloop);
+  c->config = *config;
+  c->options = *options;
+  settle_kinds(c, mainloop);
   const bool failed = unfused_open(&f->unfused, config, options, err) ||
                       fused_kernels_open(&f->kernels, mainloop, &c->gpu, err);
   phase_end(&c->base.opening, "fused kernels");

@@ -1,19 +1,9 @@
-// The operations: a program each, in bf16, or in FP8 where both operands have copies. An operation
-// that serves several GEMMs runs some of them on the unfused kernels, as Backend.kinds says.
+// The operations: a program each, in bf16, or in FP8 where both operands have copies.
 #include "kernels/fused/fused.h"
 
 // The largest K of FP8 sums without promotion: at 4096 sums of one sign are 6 % too small, those of
 // random signs 0.02 %.
 enum { LONG_K = 4096 };
-
-static bool is_fused(const Backend *be, Operation operation) {
-  return be->kinds[operation] == KERNEL_FUSED;
-}
-
-// True where the model's current operation runs fused, for functions that serve several.
-static bool this_is_fused(const Backend *be) {
-  return is_fused(be, be->operation);
-}
 
 static bool in_fp8(Operand A, Operand W) {
   return A.by_row && W.by_row;
@@ -105,7 +95,7 @@ void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, con
                     RowStat x_sumsq, Operand out, RowStat *sumsq) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!this_is_fused(be) || cuda_one_row(&f->unfused.cuda, M)) {
+  if (cuda_one_row(&f->unfused.cuda, M)) {
     unfused_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
     return;
   }
@@ -170,9 +160,8 @@ void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
                      const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const Fused *f = fused_of(be);
   Cuda *c = cuda_of(be);
-  const bool fused = g ? is_fused(be, OP_HEAD_LOSS) && (g->u || g->p.by_row)
-                       : is_fused(be, OP_VALIDATION_LOSS) && M <= f->head.sum.stride;
-  if (!fused) {
+  const bool fits = g ? g->u || g->p.by_row : M <= f->head.sum.stride;
+  if (!fits) {
     unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, g);
     return;
   }
@@ -198,10 +187,6 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, 
                       RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!this_is_fused(be)) {
-    unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
-    return;
-  }
   ProgramCall call = call_of(f, M, c->D, N, dz, W, true, x, sumsq);
   call.loads[0] = (Matrix){x.data, M, c->D};
   call.loads[1] = (Matrix){residual, M, c->D};
@@ -219,10 +204,6 @@ void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, 
                       RowStat sumsq, Operand dx) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, OP_LM_HEAD_DGRAD)) {
-    unfused_head_dgrad(be, M, g, W, x, sumsq, dx);
-    return;
-  }
   const int64_t V = in_fp8(g->p, W) ? padded_vocab(c) : c->V; // in the copies' order
   ProgramCall call = call_of(f, M, c->D, V, g->p, W, true, x, sumsq);
   if (g->u) call.args.row_scale = (const float *)g->u;

@@ -9,18 +9,18 @@
 extern "C" {
 #endif
 
-// The table of programs that train runs: PROGRAM_NAME and name, as DEFINE_PROGRAM has it, and the
-// operation of kernels/ops.h that it serves. _FP8: the same where A and B are FP8; PROMOTED: for a
-// long K.
+// The table of programs that train runs: PROGRAM_NAME and name, as DEFINE_PROGRAM has it.
+// kernels/ops.def says which operation runs which; GRAM and those after it are Muon's. _FP8: the
+// same where A and B are FP8; PROMOTED: for a long K.
 #define FUSED_PROGRAMS(ROW)                                                                        \
-  ROW(RESIDUAL, residual)                       /* residual */                                     \
-  ROW(ROPE, rope)                               /* qkv */                                          \
-  ROW(SWIGLU, swiglu)                           /* gate_up */                                      \
-  ROW(PROBABILITIES, probabilities)             /* head_loss */                                    \
-  ROW(SWIGLU_BACKWARD, swiglu_backward)         /* down_dgrad */                                   \
-  ROW(NORM_DGRAD, norm_dgrad)                   /* head_dgrad */                                   \
-  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */                                   \
-  ROW(GRAM, gram)                               /* muon */                                         \
+  ROW(RESIDUAL, residual)                                                                          \
+  ROW(ROPE, rope)                                                                                  \
+  ROW(SWIGLU, swiglu)                                                                              \
+  ROW(PROBABILITIES, probabilities)                                                                \
+  ROW(SWIGLU_BACKWARD, swiglu_backward)                                                            \
+  ROW(NORM_DGRAD, norm_dgrad)                                                                      \
+  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual)                                                    \
+  ROW(GRAM, gram)                                                                                  \
   ROW(GRAM_TALL, gram_tall)                                                                        \
   ROW(POLYNOMIAL, polynomial)                                                                      \
   ROW(COMMUTING, commuting)                                                                        \
@@ -40,7 +40,8 @@ typedef enum ProgramName {
 #define ROW(NAME, name) PROGRAM_##NAME,
   FUSED_PROGRAMS(ROW)
 #undef ROW
-      PROGRAMS // also means: a program that is not in the table
+      PROGRAMS,            // also means: a program that is not in the table
+  PROGRAM_NONE = PROGRAMS, // of an operation
 } ProgramName;
 
 // The shapes of a tile of the product, rows x columns. The columns of a tile write one part of each

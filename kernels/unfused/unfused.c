@@ -138,8 +138,8 @@ void unfused_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const
 
 // Columns of the scratch, for the operations that no fused kernel runs.
 static int64_t product_cols(const Backend *be, const OpsConfig *c) {
-  static const Operation norm_dgrads[] = {OP_LM_HEAD_DGRAD, OP_GATE_UP_DGRAD, OP_QKV_DGRAD};
-  int64_t cols = be->kinds[OP_DOWN_DGRAD] == KERNEL_FUSED ? 0 : c->F;
+  static const Operation norm_dgrads[] = {OP_lm_head_dgrad, OP_gate_up_dgrad, OP_qkv_dgrad};
+  int64_t cols = be->kinds[OP_down_dgrad] == KERNEL_FUSED ? 0 : c->F;
   for (size_t i = 0; i < sizeof norm_dgrads / sizeof *norm_dgrads; i++)
     if (be->kinds[norm_dgrads[i]] != KERNEL_FUSED && cols < c->D) cols = c->D;
   return cols;
@@ -148,16 +148,11 @@ static int64_t product_cols(const Backend *be, const OpsConfig *c) {
 int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options, Error *err) {
   Backend *be = &u->cuda.base;
   if (cuda_open(&u->cuda, config, options, err)) return -1;
-  be->qkv = unfused_qkv;
-  be->qkv_token = unfused_qkv_token;
-  be->residual = unfused_residual;
-  be->gate_up = unfused_gate_up;
-  be->row_logits = unfused_row_logits;
-  be->head_loss = unfused_head_loss;
-  be->head_dgrad = unfused_head_dgrad;
-  be->norm_dgrad = unfused_norm_dgrad;
-  be->down_dgrad = unfused_down_dgrad;
-  be->rope_backward = unfused_rope_backward;
+#define OP(name, type, function, ...) be->name = unfused_##function;
+#define GENERATION(name, type) be->name = unfused_##name;
+#include "kernels/ops.def"
+#undef OP
+#undef GENERATION
   be->most_parts.sumsq = copy_parts(config->D);
   be->most_parts.s =
       copy_parts(config->F * 2 > packed_width(config) ? config->F * 2 : packed_width(config));

@@ -34,6 +34,19 @@ HeadDgradOp unfused_head_dgrad;
 NormDgradOp unfused_norm_dgrad;
 DownDgradOp unfused_down_dgrad;
 RopeBackwardOp unfused_rope_backward;
+// Where there is nothing around a GEMM, or no GEMM, the common part has the operation.
+#define unfused_embed cuda_embed
+#define unfused_attention cuda_attention
+#define unfused_attention_decode cuda_attention_decode
+#define unfused_attention_backward cuda_attention_backward
+#define unfused_wgrad cuda_wgrad
+#define unfused_head_wgrad cuda_head_wgrad
+#define unfused_dgrad cuda_dgrad
+#define unfused_embed_backward cuda_embed_backward
+#define unfused_repack cuda_repack
+#define unfused_grads_finish cuda_grads_finish
+#define unfused_muon cuda_muon
+#define unfused_adamw cuda_adamw
 
 // ---- rows.cu: the kernels around each GEMM. The rules for launches in kernels/cuda/kernels.h
 // apply.

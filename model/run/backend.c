@@ -77,6 +77,7 @@ static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
   return (GpuOptions){.kernels = c->backend.kernels,
                       .mainloop = asked == MAINLOOP_AUTO ? shape->mainloop : asked,
                       .train = shape->train,
+                      .accumulates = c->train.gradient_accumulation > 1,
                       .grads_fp32 = c->train.gradient_accumulation > 1 &&
                                     c->backend.gradients == GRADIENTS_AUTO,
                       .deterministic = c->backend.deterministic,
@@ -86,19 +87,10 @@ static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
                       .loss_tokens = model_sizes(&c->model, shape).head_rows};
 }
 
-// The backend is created for the calls that such a run makes.
-static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape, Error *err) {
+static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape *shape,
+                           Error *err) {
   const GpuOptions options = gpu_options(c, shape);
-  Backend no_memory = {.name = "", .rounds_gradients = !options.grads_fp32};
-  Llama outline;
-  llama_outline(&outline, &c->model, shape, &no_memory);
-  Recorder *recorder = llama_record(&outline, c->train.gradient_accumulation > 1 ? 2 : 1);
-  ops.calls = recorder->calls;
-  ops.call_count = recorder->count;
-  Backend *be = backend_gpu_create(&ops, &options, err);
-  recorder_destroy(recorder);
-  llama_destroy(&outline);
-  return be;
+  return backend_gpu_create(ops, &options, err);
 }
 
 Backend backend_outline(const Config *c, const RunShape *shape, bool gpu) {
@@ -157,7 +149,7 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   if (backend_outlook(&outlook, c, shape, err) != 0) return NULL;
   OpsConfig ops = ops_config(c, shape, max_positions);
   if (shape->fp8) scalings_declare(&c->model, &ops);
-  Backend *be = outlook.gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
+  Backend *be = outlook.gpu ? gpu_create(c, &ops, shape, err) : backend_cpu_create(&ops);
   free((void *)ops.scalings);
   if (!be || outlook.why_no_gpu.text[0] == '\0') return be;
   const size_t used = strlen(be->description);

@@ -187,11 +187,11 @@ static const OperationCall *record_alone(Recorder *recorder, const Llama *llama,
 
 int prepared_by(const OperationCall *calls, int i) {
   const Operation operation = calls[i].operation;
-  const bool of_head = operation == OP_LM_HEAD_WGRAD || operation == OP_LM_HEAD_DGRAD;
+  const bool of_head = operation == OP_lm_head_wgrad || operation == OP_lm_head_dgrad;
   const void *input = calls[i].made_before;
   int j = input || of_head ? i - 1 : -1;
   while (j >= 0 &&
-         (of_head ? calls[j].operation != OP_HEAD_LOSS
+         (of_head ? calls[j].operation != OP_head_loss
                   : calls[j].out != input && calls[j].beside != input && calls[j].copies != input))
     j--;
   return j;
@@ -419,10 +419,10 @@ static void issue_trial(Bench *b, const Trial *t, Llama *llama) {
 }
 
 static void prepare_layer(Bench *b, Llama *llama, const Trial *t) {
-  issue_inputs(llama, b->recorder, b->makers, OP_QKV, t->index);
+  issue_inputs(llama, b->recorder, b->makers, OP_qkv, t->index);
   // z is the kind's own, and the backward overwrites it
   if (t->what == PASS_BACKWARD) layer_forward(llama, t->index % llama->config.num_hidden_layers);
-  if (t->what != PASS_FORWARD) issue_inputs(llama, b->recorder, b->makers, OP_DOWN_WGRAD, t->index);
+  if (t->what != PASS_FORWARD) issue_inputs(llama, b->recorder, b->makers, OP_down_wgrad, t->index);
 }
 
 // Calls that belong to neither kind run on the unfused one's stream.

@@ -2,6 +2,7 @@
 // and for the whole step. bench.c measures; bench_report.c has the arithmetic and the table.
 #pragma once
 #include "kernels/bench_gpu.h"
+#include "kernels/record.h"
 #include "model/llama.h"
 
 typedef struct BenchArgs {

@@ -334,7 +334,7 @@ TEST(algorithms_are_chosen_only_where_cublaslt_runs) {
     rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[mode], false, MOMENTS_FP32, MASTERS_FP32);
     bench_reset(&r.gpu.bench);
     r.gpu.be->services.refresh(r.gpu.be, r.gpu.list, TENSORS);
-    const bool fused = r.gpu.be->kinds[OP_MUON] == KERNEL_FUSED;
+    const bool fused = r.gpu.be->kinds[OP_muon] == KERNEL_FUSED;
     const int before = cuda_of(r.gpu.be)->gemm.count;
     assert_true(step(&r).applied);
     assert_int_equal(cuda_of(r.gpu.be)->gemm.count, before);

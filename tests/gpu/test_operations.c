@@ -17,8 +17,7 @@ static void call_qkv(Backend *be, const Subject *t, Arg *a) {
 }
 
 static void call_residual(Backend *be, const Subject *t, Arg *a) {
-  be->operation = OP_DOWN;
-  be->residual(be, t->M, t->s.F, a[0].x, a[1].x, a[2].data, a[3].stat, a[4].x, &a[5].stat);
+  be->down(be, t->M, t->s.F, a[0].x, a[1].x, a[2].data, a[3].stat, a[4].x, &a[5].stat);
 }
 
 static void call_gate_up(Backend *be, const Subject *t, Arg *a) {
@@ -47,8 +46,9 @@ static void call_head_loss(Backend *be, const Subject *t, Arg *a) {
   if (be->folds_softmax) g.u = a[8].data, g.ux = a[9].x;
   for (int trains = 0; trains < 2; trains++) {
     be->services.step_begin(be);
-    be->head_loss(be, t->M, a[0].x, a[2].stat, a[1].x, a[3].data, a[4].data, 1 / (double)t->M,
-                  trains ? &g : NULL);
+    HeadLossOp *loss_of = trains ? be->head_loss : be->validation_loss;
+    loss_of(be, t->M, a[0].x, a[2].stat, a[1].x, a[3].data, a[4].data, 1 / (double)t->M,
+            trains ? &g : NULL);
     be->services.step_end(be);
     const float loss = (float)be->services.step_result(be).loss;
     be->services.write(be, a[trains ? 6 : 7].data, &loss, sizeof loss);
@@ -57,9 +57,8 @@ static void call_head_loss(Backend *be, const Subject *t, Arg *a) {
 }
 
 static void call_norm_dgrad(Backend *be, const Subject *t, Arg *a) {
-  be->operation = OP_GATE_UP_DGRAD;
-  be->norm_dgrad(be, t->M, 2 * t->s.F, a[0].x, a[1].x, a[2].x, a[3].stat, a[4].stat, a[5].data,
-                 a[5].x);
+  be->gate_up_dgrad(be, t->M, 2 * t->s.F, a[0].x, a[1].x, a[2].x, a[3].stat, a[4].stat, a[5].data,
+                    a[5].x);
 }
 
 // Apart from z where there is a tensor for dz, else in its place.
@@ -69,7 +68,7 @@ static void call_down_dgrad(Backend *be, const Subject *t, Arg *a) {
 }
 
 static void call_dgrad(Backend *be, const Subject *t, Arg *a) {
-  be->dgrad(be, t->M, t->Hd, a[0].x, a[1].x, a[2].data);
+  be->out_dgrad(be, t->M, t->Hd, a[0].x, a[1].x, a[2].data);
 }
 
 static void call_rope_backward(Backend *be, const Subject *t, Arg *a) {
@@ -78,10 +77,10 @@ static void call_rope_backward(Backend *be, const Subject *t, Arg *a) {
 }
 
 static void call_wgrad(Backend *be, const Subject *t, Arg *a) {
-  be->wgrad(be, t->M, t->R, t->s.D, a[0].x, a[1].x, a[2].data, false);
+  be->qkv_wgrad(be, t->M, t->R, t->s.D, a[0].x, a[1].x, a[2].data, false);
 }
 static void call_wgrad_added(Backend *be, const Subject *t, Arg *a) {
-  be->wgrad(be, t->M, t->R, t->s.D, a[0].x, a[1].x, a[2].data, true);
+  be->qkv_wgrad(be, t->M, t->R, t->s.D, a[0].x, a[1].x, a[2].data, true);
 }
 static void call_wgrad_twice(Backend *be, const Subject *t, Arg *a) {
   call_wgrad(be, t, a);
@@ -322,8 +321,8 @@ static void token(const Subject *t) {
 static void in_parts(Backend *be, int64_t M, int64_t N, int64_t K, int64_t rows, act_t *dz,
                      act_t *x, stat_t *sum, grad_t *dW) {
   for (int64_t m = 0; m < M; m += rows)
-    be->wgrad_part(be, m + rows < M ? rows : M - m, N, K, operand_of(act_at(be, dz, m * N)),
-                   operand_of(act_at(be, x, m * K)), sum, m > 0, m + rows < M ? NULL : dW);
+    be->lm_head_wgrad(be, m + rows < M ? rows : M - m, N, K, operand_of(act_at(be, dz, m * N)),
+                      operand_of(act_at(be, x, m * K)), sum, m > 0, m + rows < M ? NULL : dW);
 }
 
 // In eight parts the gradient is as good as in one: it is rounded once.
@@ -338,8 +337,9 @@ static void wgrad_parts(const Subject *t) {
   act_t *dz_gpu = act_buffer(&b, M * N, dz), *x_gpu = act_buffer(&b, M * K, x);
   grad_t *whole_gpu = grad_buffer(&b, N * K, NULL), *parts_gpu = grad_buffer(&b, N * K, NULL);
   stat_t *sum_gpu = fp32_buffer(&b, N * K, NULL);
-  RUN_TWICE(&b, (be->wgrad(be, M, N, K, operand_of(dz_gpu), operand_of(x_gpu), whole_gpu, false),
-                 in_parts(be, M, N, K, rows, dz_gpu, x_gpu, sum_gpu, parts_gpu)));
+  RUN_TWICE(&b,
+            (be->qkv_wgrad(be, M, N, K, operand_of(dz_gpu), operand_of(x_gpu), whole_gpu, false),
+             in_parts(be, M, N, K, rows, dz_gpu, x_gpu, sum_gpu, parts_gpu)));
   float *in_one = bench_read(&b, whole_gpu), *summed = bench_read(&b, parts_gpu);
   const double one = deviation(in_one, reference, N * K).l2,
                parts = deviation(summed, reference, N * K).l2;

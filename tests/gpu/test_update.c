@@ -332,7 +332,7 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
   be->services.step_begin(be);
   be->embed(be, M, tokens, E->compute.data, operand_of(x), &sumsq);
   be->head_loss(be, M, operand_of(x), sumsq, E->folded, tokens, logits, 1.0 / (double)M, &g);
-  be->wgrad(be, M, E->rows, E->cols, g.p, operand_of(x), E->grad_folded, false);
+  be->down_wgrad(be, M, E->rows, E->cols, g.p, operand_of(x), E->grad_folded, false);
   be->embed_backward(be, M, tokens, x, E->grad, false);
   be->grads_finish(be, list, TENSORS);
   be->adamw(be, list, TENSORS);

@@ -134,9 +134,9 @@ static void twin_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz,
   round_in_place(dW, N * K);
 }
 
-static void twin_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+static void twin_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                             stat_t *sum, bool add, grad_t *dW) {
-  cpu_wgrad_part(be, M, N, K, dz, x, sum, add, dW);
+  cpu_head_wgrad(be, M, N, K, dz, x, sum, add, dW);
   if (dW) round_in_place(dW, N * K);
 }
 
@@ -176,22 +176,22 @@ static void twin_refresh(Backend *be, const ParamTensor *list, int count) {
 void bf16_twin(Backend *cpu, bool grads_fp32) {
   cpu->qkv = twin_qkv;
   cpu->attention = twin_attention;
-  cpu->residual = twin_residual;
+  cpu->out = cpu->down = twin_residual;
   cpu->gate_up = twin_gate_up;
   cpu->row_logits = twin_row_logits;
-  cpu->head_loss = twin_head_loss;
-  cpu->head_dgrad = twin_head_dgrad;
-  cpu->norm_dgrad = twin_norm_dgrad;
+  cpu->validation_loss = cpu->head_loss = twin_head_loss;
+  cpu->lm_head_dgrad = twin_head_dgrad;
+  cpu->gate_up_dgrad = cpu->qkv_dgrad = twin_norm_dgrad;
   cpu->down_dgrad = twin_down_dgrad;
-  cpu->dgrad = twin_dgrad;
+  cpu->out_dgrad = twin_dgrad;
   cpu->attention_backward = twin_attention_backward;
   cpu->rope_backward = twin_rope_backward;
   cpu->adamw = twin_adamw;
   cpu->services.refresh = twin_refresh;
   if (grads_fp32) return;
   cpu->rounds_gradients = true;
-  cpu->wgrad = twin_wgrad;
-  cpu->wgrad_part = twin_wgrad_part;
+  cpu->down_wgrad = cpu->gate_up_wgrad = cpu->out_wgrad = cpu->qkv_wgrad = twin_wgrad;
+  cpu->lm_head_wgrad = twin_head_wgrad;
   cpu->embed_backward = twin_embed_backward;
   cpu->grads_finish = twin_grads_finish;
 }

@@ -33,7 +33,7 @@ static AdamwOp *cpu_adamw;
 static void slow_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                          Operand y) {
   cpu_gate_up(be, M, x, sumsq, W, z, y);
-  clock_ms += gate_up_ms[be->kinds[OP_GATE_UP] == KERNEL_FUSED ? BENCH_FUSED : BENCH_UNFUSED];
+  clock_ms += gate_up_ms[be->kinds[OP_gate_up] == KERNEL_FUSED ? BENCH_FUSED : BENCH_UNFUSED];
 }
 
 // FP8's scales, before the first update and after every one.
@@ -62,7 +62,7 @@ static double first_loss[BENCH_KINDS]; // 0: no step yet
 
 static StepResult noted_result(Backend *be) {
   const StepResult result = cpu_step_result(be);
-  const bool fused = be->kinds[OP_GATE_UP] == KERNEL_FUSED;
+  const bool fused = be->kinds[OP_gate_up] == KERNEL_FUSED;
   double *first = &first_loss[fused ? BENCH_FUSED : BENCH_UNFUSED];
   if (*first == 0) *first = result.loss;
   return result;
@@ -102,7 +102,7 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
   if (scales.count > 0) be->adamw = adamw_with_scales;
   const bool fused = c->backend.kernels == KERNELS_AUTO;
   for (int i = 0; i < OPERATION_COUNT; i++)
-    be->kinds[i] = fused && i == OP_GATE_UP ? KERNEL_FUSED : KERNEL_UNFUSED;
+    be->kinds[i] = fused && i == OP_gate_up ? KERNEL_FUSED : KERNEL_UNFUSED;
   return be;
 }
 
@@ -263,7 +263,7 @@ static double check_operations(const BenchResult *r, int expected) {
   assert_int_equal(r->op_count, expected);
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
-    const bool gate_up = op->call.operation == OP_GATE_UP;
+    const bool gate_up = op->call.operation == OP_gate_up;
     for (int kind = 0; kind < BENCH_KINDS; kind++)
       near(op->time[kind].median, kind_ms[kind] + (gate_up ? gate_up_ms[kind] : 0));
     assert_true(op->time[BENCH_FUSED].count >= 8); // at least twice in each of at least four rounds
@@ -289,7 +289,7 @@ static double check_operations(const BenchResult *r, int expected) {
 static void check_whole(const BenchResult *r, double calls, bool recompute) {
   double step[BENCH_KINDS];
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    const double gate_ups = calls_of(r, OP_GATE_UP) * gate_up_ms[kind];
+    const double gate_ups = calls_of(r, OP_gate_up) * gate_up_ms[kind];
     step[kind] = kind_ms[kind] + gate_ups;
     near(r->step[kind].median, step[kind]);
     near(ops_sums(r).all[kind], calls * kind_ms[kind] + gate_ups);
@@ -320,7 +320,7 @@ TEST(everything_is_measured) {
     // Both kinds step on the same batches: what they share is then of the same rows.
     assert_true(first_loss[0] > 0 && first_loss[BENCH_FUSED] == first_loss[BENCH_UNFUSED]);
     const double calls = check_operations(&r, OPERATION_COUNT - 3 + variants[i].muon);
-    near(calls_of(&r, OP_GATE_UP), variants[i].gate_ups);
+    near(calls_of(&r, OP_gate_up), variants[i].gate_ups);
     check_whole(&r, calls, variants[i].recompute);
     assert_true(r.rounds >= 4);
   }

@@ -56,26 +56,26 @@ static void issue(Model *m, Operation operation, int index, bool accumulate) {
 }
 
 static void step_by_operations(Model *m) {
-  static const Operation forward[] = {OP_QKV, OP_ATTENTION, OP_OUT, OP_GATE_UP, OP_DOWN},
-                         backward[] = {OP_DOWN_WGRAD,         OP_DOWN_DGRAD,    OP_GATE_UP_WGRAD,
-                                       OP_GATE_UP_DGRAD,      OP_OUT_WGRAD,     OP_OUT_DGRAD,
-                                       OP_ATTENTION_BACKWARD, OP_ROPE_BACKWARD, OP_QKV_WGRAD,
-                                       OP_QKV_DGRAD};
+  static const Operation forward[] = {OP_qkv, OP_attention, OP_out, OP_gate_up, OP_down},
+                         backward[] = {OP_down_wgrad,         OP_down_dgrad,    OP_gate_up_wgrad,
+                                       OP_gate_up_dgrad,      OP_out_wgrad,     OP_out_dgrad,
+                                       OP_attention_backward, OP_rope_backward, OP_qkv_wgrad,
+                                       OP_qkv_dgrad};
   const int L = (int)m->llama.config.num_hidden_layers, chunks = (int)m->llama.shape.loss_chunks;
-  issue(m, OP_EMBED, 0, false);
+  issue(m, OP_embed, 0, false);
   for (int l = 0; l < L; l++)
     for (size_t i = 0; i < sizeof forward / sizeof *forward; i++) issue(m, forward[i], l, false);
   for (int chunk = 0; chunk < chunks; chunk++) {
-    issue(m, OP_HEAD_LOSS, chunk, false);
-    issue(m, OP_LM_HEAD_WGRAD, chunk, chunk > 0);
-    issue(m, OP_LM_HEAD_DGRAD, chunk, false);
+    issue(m, OP_head_loss, chunk, false);
+    issue(m, OP_lm_head_wgrad, chunk, chunk > 0);
+    issue(m, OP_lm_head_dgrad, chunk, false);
   }
   for (int l = L - 1; l >= 0; l--)
     for (size_t i = 0; i < sizeof backward / sizeof *backward; i++) issue(m, backward[i], l, false);
-  issue(m, OP_EMBED_BACKWARD, 0, false);
-  issue(m, OP_GRADS_FINISH, 0, false);
-  issue(m, OP_MUON, 0, false);
-  issue(m, OP_ADAMW, 0, false);
+  issue(m, OP_embed_backward, 0, false);
+  issue(m, OP_grads_finish, 0, false);
+  issue(m, OP_muon, 0, false);
+  issue(m, OP_adamw, 0, false);
 }
 
 static void one_by_one_they_are_a_step(bool tied, int64_t chunks, bool muon) {
@@ -159,15 +159,15 @@ TEST(bytes_are_those_of_the_arrays) {
     Operation operation;
     double bytes, floor;
   } expected[] = {
-      {OP_EMBED, 2 * M * D * e, 2 * M * D * e},
-      {OP_ROPE_BACKWARD, 3 * M * R * e, 0},
-      {OP_EMBED_BACKWARD, (M * D + V * D) * e, (M * D + V * D) * e},
-      {OP_HEAD_LOSS, 0, 4 * M / 2 * D * e}, // of a chunk x and rows of W in, x in, u x out
-      {OP_GATE_UP, 0, 0},
+      {OP_embed, 2 * M * D * e, 2 * M * D * e},
+      {OP_rope_backward, 3 * M * R * e, 0},
+      {OP_embed_backward, (M * D + V * D) * e, (M * D + V * D) * e},
+      {OP_head_loss, 0, 4 * M / 2 * D * e}, // of a chunk x and rows of W in, x in, u x out
+      {OP_gate_up, 0, 0},
       // weight, two moments in and out, gradient in; the compute copy out
-      {OP_ADAMW, (7 * all + matrices) * e, (7 * all + matrices) * e},
+      {OP_adamw, (7 * all + matrices) * e, (7 * all + matrices) * e},
       // gradients for the norm of all; where folded, the weight besides
-      {OP_GRADS_FINISH, (all + folded) * e, 0},
+      {OP_grads_finish, (all + folded) * e, 0},
   };
   for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
     const BenchOp *op = op_of(&r, expected[i].operation);
@@ -180,7 +180,7 @@ TEST(bytes_are_those_of_the_arrays) {
   // Of bf16 masters the folded copies alone are written besides.
   open_with(&m, &config, 2, false, MASTERS_BF16);
   bench_list(&r, &m.llama, 1, OPERATION_COUNT);
-  assert_true(op_of(&r, OP_ADAMW)->call.bytes == (7 * all + folded) * e);
+  assert_true(op_of(&r, OP_adamw)->call.bytes == (7 * all + folded) * e);
   close_model(&m);
 }
 
@@ -196,8 +196,8 @@ TEST(muons_bytes_and_flops_are_those_of_its_rule) {
   BenchResult of_adamw = {.whole = true}, of_muon = {.whole = true};
   bench_list(&of_adamw, &adamw.llama, 1, OPERATION_COUNT);
   bench_list(&of_muon, &muon.llama, 1, OPERATION_COUNT);
-  const OperationCall *a = &op_of(&of_adamw, OP_ADAMW)->call, *m = &op_of(&of_muon, OP_MUON)->call,
-                      *rest = &op_of(&of_muon, OP_ADAMW)->call;
+  const OperationCall *a = &op_of(&of_adamw, OP_adamw)->call, *m = &op_of(&of_muon, OP_muon)->call,
+                      *rest = &op_of(&of_muon, OP_adamw)->call;
   const double matrices = (double)LAYERS * MATRICES * sizeof(real);
   assert_true(a->flops == 0 && rest->flops == 0);
   assert_true(m->bytes == (1 + 2 + 1) * matrices);
@@ -214,10 +214,10 @@ TEST(recomputed_operations_are_in_the_backward) {
     m.llama.shape.recompute = again;
     BenchResult r = {.whole = true};
     bench_list(&r, &m.llama, 1, OPERATION_COUNT);
-    assert_int_equal(op_of(&r, OP_GATE_UP)->in_backward, again != RECOMPUTE_NONE);
-    assert_int_equal(op_of(&r, OP_QKV)->in_backward, again == RECOMPUTE_LAYER);
-    assert_int_equal(op_of(&r, OP_QKV)->calls, again == RECOMPUTE_LAYER ? 5 : 3);
-    assert_int_equal(op_of(&r, OP_DOWN)->in_backward, 0);
+    assert_int_equal(op_of(&r, OP_gate_up)->in_backward, again != RECOMPUTE_NONE);
+    assert_int_equal(op_of(&r, OP_qkv)->in_backward, again == RECOMPUTE_LAYER);
+    assert_int_equal(op_of(&r, OP_qkv)->calls, again == RECOMPUTE_LAYER ? 5 : 3);
+    assert_int_equal(op_of(&r, OP_down)->in_backward, 0);
     close_model(&m);
   }
 }
@@ -244,7 +244,7 @@ TEST(one_operation_can_be_listed_alone) {
   Model m;
   open_model(&m, &config, 1);
   BenchResult r = {.whole = false};
-  bench_list(&r, &m.llama, 1, OP_GATE_UP);
+  bench_list(&r, &m.llama, 1, OP_gate_up);
   assert_int_equal(r.op_count, 1);
   assert_string_equal(operation_name(r.ops[0].call.operation), "gate_up");
   assert_string_equal(r.ops[0].call.shape, "32 x 96 x 32");
@@ -263,12 +263,12 @@ TEST(what_works_in_place_is_prepared) {
     if (by < 0) continue;
     const Operation operation = slice->calls[i].operation;
     prepared++;
-    assert_true(operation == OP_DOWN_DGRAD || operation == OP_ROPE_BACKWARD ||
-                operation == OP_LM_HEAD_WGRAD || operation == OP_LM_HEAD_DGRAD);
-    assert_int_equal(slice->calls[by].operation, operation == OP_DOWN_DGRAD ? OP_GATE_UP
-                                                 : operation == OP_ROPE_BACKWARD
-                                                     ? OP_ATTENTION_BACKWARD
-                                                     : OP_HEAD_LOSS);
+    assert_true(operation == OP_down_dgrad || operation == OP_rope_backward ||
+                operation == OP_lm_head_wgrad || operation == OP_lm_head_dgrad);
+    assert_int_equal(slice->calls[by].operation, operation == OP_down_dgrad ? OP_gate_up
+                                                 : operation == OP_rope_backward
+                                                     ? OP_attention_backward
+                                                     : OP_head_loss);
   }
   assert_int_equal(prepared, 4);
   assert_int_equal(slice->count, OPERATION_COUNT - 3); // of a model without parts
@@ -278,15 +278,15 @@ TEST(what_works_in_place_is_prepared) {
 
 // In FP8 what exists as copies alone is made again, too; of all else the copies can be cast anew.
 TEST(what_takes_turns_is_prepared) {
-  static const Operation makers[OPERATION_COUNT] = {[OP_DOWN] = OP_GATE_UP,
-                                                    [OP_DOWN_DGRAD] = OP_GATE_UP,
-                                                    [OP_GATE_UP_WGRAD] = OP_DOWN_DGRAD,
-                                                    [OP_GATE_UP_DGRAD] = OP_DOWN_DGRAD,
-                                                    [OP_ROPE_BACKWARD] = OP_ATTENTION_BACKWARD,
-                                                    [OP_QKV_WGRAD] = OP_ROPE_BACKWARD,
-                                                    [OP_QKV_DGRAD] = OP_ROPE_BACKWARD,
-                                                    [OP_LM_HEAD_WGRAD] = OP_HEAD_LOSS,
-                                                    [OP_LM_HEAD_DGRAD] = OP_HEAD_LOSS};
+  static const Operation makers[OPERATION_COUNT] = {[OP_down] = OP_gate_up,
+                                                    [OP_down_dgrad] = OP_gate_up,
+                                                    [OP_gate_up_wgrad] = OP_down_dgrad,
+                                                    [OP_gate_up_dgrad] = OP_down_dgrad,
+                                                    [OP_rope_backward] = OP_attention_backward,
+                                                    [OP_qkv_wgrad] = OP_rope_backward,
+                                                    [OP_qkv_dgrad] = OP_rope_backward,
+                                                    [OP_lm_head_wgrad] = OP_head_loss,
+                                                    [OP_lm_head_dgrad] = OP_head_loss};
   SmallModel m = small_open((SmallShape){.fp8 = true});
   Recorder *slice = record_slice(&m.llama);
   int prepared = 0, cast = 0;
@@ -327,17 +327,17 @@ TEST(inputs_are_made_again) {
   const LayerActs *a = &m.llama.acts.layers[0];
   const Sizes n = model_sizes(&m.llama.config, &m.llama.shape);
   assert_true(off(&a->x, n.M, n.D) > 0.1); // another's are there
-  issue_inputs(&m.llama, slice, makers, OP_QKV, 0);
+  issue_inputs(&m.llama, slice, makers, OP_qkv, 0);
   assert_true(off(&a->x, n.M, n.D) <= 0);
   // Of y only copies are kept: gate_up makes them of x1's, whose place x's take.
   const size_t bytes = (size_t)(n.M * n.F) * sizeof(real);
   real *copies = (real *)a->y.by_row, *before = malloc(bytes);
-  issue_inputs(&m.llama, slice, makers, OP_GATE_UP, 0);
-  issue_alone(&m.llama, OP_GATE_UP, 0, false);
+  issue_inputs(&m.llama, slice, makers, OP_gate_up, 0);
+  issue_alone(&m.llama, OP_gate_up, 0, false);
   memcpy(before, copies, bytes);
   memset(copies, 0, bytes);
-  issue_inputs(&m.llama, slice, makers, OP_QKV, 0);
-  issue_inputs(&m.llama, slice, makers, OP_DOWN, 0);
+  issue_inputs(&m.llama, slice, makers, OP_qkv, 0);
+  issue_inputs(&m.llama, slice, makers, OP_down, 0);
   assert_memory_equal(copies, before, bytes);
   free(before);
   recorder_destroy(slice);

@@ -21,13 +21,13 @@ static BenchResult example(void) {
                    .copy = at(2),
                    .copy_bytes = 2e9,
                    .rounds = 4};
-  r.ops[0] = (BenchOp){.call = {.operation = OP_GATE_UP, .class = CLASS_GEMM, .flops = 900e9},
+  r.ops[0] = (BenchOp){.call = {.operation = OP_gate_up, .class = CLASS_GEMM, .flops = 900e9},
                        .runs = KERNEL_FUSED,
                        .calls = 3,
                        .in_forward = 1,
                        .time = {at(2.2), at(3)},
                        .bare = at(2)};
-  r.ops[1] = (BenchOp){.call = {.operation = OP_HEAD_LOSS,
+  r.ops[1] = (BenchOp){.call = {.operation = OP_head_loss,
                                 .class = CLASS_GEMM,
                                 .flops = 300e9,
                                 .floor_bytes = 0.5e9},
@@ -35,7 +35,7 @@ static BenchResult example(void) {
                        .calls = 1,
                        .time = {at(1.8), at(1.7)},
                        .bare = at(1)};
-  r.ops[2] = (BenchOp){.call = {.operation = OP_ATTENTION, .class = CLASS_ATTENTION},
+  r.ops[2] = (BenchOp){.call = {.operation = OP_attention, .class = CLASS_ATTENTION},
                        .runs = KERNEL_UNFUSED,
                        .alike = true,
                        .calls = 3,
@@ -43,14 +43,14 @@ static BenchResult example(void) {
                        .time = {at(1.01), at(1)},
                        .bare = spread_of(NULL, 0)};
   r.ops[3] = (BenchOp){
-      .call = {.operation = OP_ADAMW, .class = CLASS_MEMORY, .bytes = 0.6e9, .floor_bytes = 0.6e9},
+      .call = {.operation = OP_adamw, .class = CLASS_MEMORY, .bytes = 0.6e9, .floor_bytes = 0.6e9},
       .runs = KERNEL_UNFUSED,
       .alike = true,
       .calls = 1,
       .time = {at(0.97), at(1)},
       .bare = spread_of(NULL, 0)};
   r.ops[4] =
-      (BenchOp){.call = {.operation = OP_ROPE_BACKWARD, .class = CLASS_MEMORY, .bytes = 0.1e9},
+      (BenchOp){.call = {.operation = OP_rope_backward, .class = CLASS_MEMORY, .bytes = 0.1e9},
                 .runs = KERNEL_UNFUSED,
                 .calls = 3,
                 .in_backward = 1,

@@ -94,7 +94,7 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
   g.p.row_stride = h.stride;
   h.be->services.step_begin(h.be);
   h.be->head_loss(h.be, M, x, sumsq, W, h.targets, (act_t *)h.logits, SCALE, &g);
-  h.be->head_dgrad(h.be, M, &g, W, x, sumsq, operand_of((act_t *)h.dx));
+  h.be->lm_head_dgrad(h.be, M, &g, W, x, sumsq, operand_of((act_t *)h.dx));
   h.be->services.step_end(h.be);
 
   double *z = xmalloc(V * sizeof *z), dx[D], loss = 0, of_p[2] = {0}, of_s[2] = {0}, of_dx[2] = {0};

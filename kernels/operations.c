@@ -1,0 +1,78 @@
+// The work of operations, by the rows of kernels/ops.def.
+#include "kernels/ops.h"
+
+// Bytes of one element of an operand, in all its forms.
+static double copies_bytes(const Backend *be, const Operand *x) {
+  return (double)((x->data ? be->act_bytes : 0) + (x->by_row ? be->fp8_bytes : 0) +
+                  (x->by_col ? be->fp8_bytes : 0));
+}
+
+// Of Newton-Schulz on the parts of a tensor; of symmetric products one half.
+static double newton_schulz_flops(const ParamTensor *t) {
+  double sum = 0;
+  for (int i = 0; i < t->part_count; i++) {
+    const double rows = (double)t->parts[i].rows, cols = (double)t->cols,
+                 n = rows < cols ? rows : cols, all = rows * cols;
+    sum += MUON_STEPS * (n * all + n * n * n + 2 * n * all);
+  }
+  return sum;
+}
+
+// A compute weight that is the master itself is read and written as the master.
+static double compute_bytes(const Backend *be, const ParamTensor *t) {
+  const bool own = (const void *)t->compute.data != (const void *)t->master;
+  return own ? copies_bytes(be, &t->compute) : 0;
+}
+
+// Bytes of an element of a parameter that a pass of the update reads and writes. Muon's: those
+// around Newton-Schulz' products.
+static double update_bytes(const Backend *be, const ParamTensor *t, Operation pass) {
+  const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
+  const double grad = (double)be->grad_bytes * gradients, master = (double)master_bytes_of(be, t),
+               moment = (double)be->moment_bytes, direction = (double)be->act_bytes,
+               copies = compute_bytes(be, t) + copies_bytes(be, &t->folded);
+  const bool by_muon = t->part_count > 0;
+  if (pass == OP_muon) return by_muon ? grad + 2 * moment + direction : 0;
+  if (pass == OP_adamw) return 2 * master + copies + (by_muon ? direction : grad + 4 * moment);
+  if (t->norm < 0) return grad;
+  // W, or its folded copy where that is no coarser than the gradient
+  return grad + (t->folded.data && be->act_bytes == be->grad_bytes ? direction : master);
+}
+
+static double sum_of_bytes(const OperationSizes *s, Operation pass) {
+  double sum = 0;
+  for (int i = 0; i < s->count; i++)
+    sum += (double)(s->list[i].rows * s->list[i].cols) * update_bytes(s->be, &s->list[i], pass);
+  return sum;
+}
+
+static double sum_of_flops(const OperationSizes *s) {
+  double sum = 0;
+  for (int i = 0; i < s->count; i++) sum += newton_schulz_flops(&s->list[i]);
+  return sum;
+}
+
+#define GEMM(of_form, m, n, k)                                                                     \
+  .kind = CLASS_GEMM, .form = GEMM_##of_form, .M = (m), .N = (n), .K = (k),                        \
+  .flops = 2 * (double)(m) * (double)(n) * (double)(k)
+// Causal: half of the scores.
+#define ATTENTION(gemms) .kind = CLASS_ATTENTION, .flops = (gemms) * (double)(M * Hd) * (double)T
+#define MEMORY(moved) .kind = CLASS_MEMORY, .bytes = (double)(moved), .floor_bytes = (double)(moved)
+#define PASS(moved) .kind = CLASS_MEMORY, .bytes = (double)(moved)
+
+OperationWork operation_work(const OperationSizes *s, Operation operation) {
+  const OpsConfig *o = s->ops;
+  const int64_t M = o->max_tokens, D = o->D, F = o->F, V = o->V, Hd = o->H * o->d,
+                R = packed_width(o), padded_V = padded_vocab(o), T = s->T, rows = s->rows,
+                act = (int64_t)s->be->act_bytes, grad = (int64_t)s->be->grad_bytes,
+                fp8 = (int64_t)s->be->fp8_bytes;
+  const double finish_bytes = sum_of_bytes(s, OP_grads_finish),
+               muon_bytes = sum_of_bytes(s, OP_muon), adamw_bytes = sum_of_bytes(s, OP_adamw),
+               muon_flops = sum_of_flops(s);
+#define OP(name, type, function, program, fp8_program, ...) [OP_##name] = {__VA_ARGS__},
+  const OperationWork all[OPERATION_COUNT] = {
+#include "kernels/ops.def"
+  };
+#undef OP
+  return all[operation];
+}
