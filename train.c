@@ -20,7 +20,7 @@ static const char usage[] =
     "       train --generate DIR [--prompt TEXT] [options]     continue a text, or stdin\n"
     "       train --generate DIR --user TEXT [--system TEXT] [options]   answer a message\n"
     "       train --eval DIR --data FILES [options]            loss, perplexity, bits per byte\n"
-    "       train --bench CONFIG.json [section.key=value ...]  what fusing buys on this GPU\n"
+    "       train --bench CONFIG.json [section.key=value ...]  times; on a GPU what fusing gains\n"
     "       train --doctor                                     what can train on this machine\n"
     "       train --help-config [WORD]                         config keys about it, such as lr\n"
     "       train --help | --version\n"

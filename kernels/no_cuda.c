@@ -1,5 +1,4 @@
 // Stands in for the GPU backends in a build without CUDA.
-#include "kernels/bench_gpu.h"
 #include "kernels/gpu_backends.h"
 
 // What fails does so for the same reason, so the arguments are not read.
@@ -22,15 +21,5 @@ int backend_fused_supported(const OpsConfig *config, Error *err) {
 
 Backend *backend_gpu_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
   (void)backend_fused_supported(config, err);
-  return NULL;
-}
-
-size_t bench_gpu_bytes(const OperationCall *calls, int count) {
-  return 0;
-}
-
-BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *calls, int count,
-                         Error *err) {
-  (void)backend_fused_supported(NULL, err);
   return NULL;
 }

@@ -57,8 +57,8 @@ static double sum_of_flops(const OperationSizes *s) {
   .flops = 2 * (double)(m) * (double)(n) * (double)(k)
 // Causal: half of the scores.
 #define ATTENTION(gemms) .kind = CLASS_ATTENTION, .flops = (gemms) * (double)(M * Hd) * (double)T
-#define MEMORY(moved) .kind = CLASS_MEMORY, .bytes = (double)(moved), .floor_bytes = (double)(moved)
-#define PASS(moved) .kind = CLASS_MEMORY, .bytes = (double)(moved)
+#define PASS(m, n, moved) .kind = CLASS_MEMORY, .M = (m), .N = (n), .bytes = (double)(moved)
+#define MEMORY(m, n, moved) PASS(m, n, moved), .floor_bytes = (double)(moved)
 
 OperationWork operation_work(const OperationSizes *s, Operation operation) {
   const OpsConfig *o = s->ops;

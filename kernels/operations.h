@@ -1,5 +1,5 @@
-// The operations of a training step by name. A function of ops.h that serves several products of
-// the model has a name for each.
+// The operations by name (kernels/ops.def declares them), and the choices of a configuration about
+// kernels.
 #pragma once
 
 #define OP(name, ...) OP_##name,

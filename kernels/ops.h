@@ -148,8 +148,8 @@ typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, cons
 typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
 // lm_head's wgrad, a part for each loss chunk. Without a sum it is wgrad's. Where gradients are
-// rounded (rounds_gradients), every addition to dW would round: 8 parts have an error of 0.4 % where
-// one part has 0.17 %. So sum = dz^T x, or += where add; with the last part dW = sum.
+// rounded (rounds_gradients) every addition to dW would round: 8 parts have an error of 0.4 %, one
+// has 0.17 %. So sum = dz^T x, or += where add; with the last part dW = sum.
 //   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out, or NULL; dW [N, K] out, with a sum NULL
 //   before the last part.
 typedef void HeadWgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
@@ -204,9 +204,8 @@ struct Backend {
     int64_t s;     // of the backward's row sums
   } most_parts;
   KernelKind kinds[OPERATION_COUNT]; // the kernels that run each operation, for profilers
-  Operation operation;               // the current one, set by model/forward.c and model/backward.c
-  bool silent;        // profilers are told of no operation, since nothing runs (kernels/record.c)
-  int64_t max_tokens; // of OpsConfig
+  Observed observed;      // marks are noted of these; unless it is nothing, no replay takes place
+  int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // the backend's own memory, including its libraries' code
   size_t granule;         // allocations are rounded up to multiples of this; 0 = no rounding
   size_t memory_bytes;    // memory that was free when the backend was opened
@@ -273,8 +272,8 @@ typedef enum OperationClass { CLASS_GEMM, CLASS_ATTENTION, CLASS_MEMORY } Operat
 
 typedef struct OperationWork {
   OperationClass kind;
-  GemmForm form; // of a GEMM of A and B; the result is [M, N]
-  int64_t M, N, K;
+  GemmForm form;   // of a GEMM of A and B; the result is [M, N]
+  int64_t M, N, K; // of other operations M and N are what they work on; 0: all parameters
   bool adds;
   int64_t lda, ldd;   // elements from one row, as stored, to the next; 0: the row's own
   double flops;       // of the GEMM, attention (causal: half of the scores) or Muon

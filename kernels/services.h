@@ -35,6 +35,37 @@ typedef void SnapshotBegin(Backend *be, const SnapshotPiece *list, int count);
 // work.
 typedef double SnapshotWait(Backend *be);
 
+// ---- Timing, for the bench
+
+// What a step notes marks of. A mark takes a microsecond or two of the GPU, so those inside of
+// others are not always wanted.
+typedef enum Observed {
+  OBSERVE_NOTHING,
+  OBSERVE_LAYERS,
+  OBSERVE_OPERATIONS, // and layers
+  OBSERVE_GEMMS,      // and operations and layers
+} Observed;
+// A mark's meaning: an Operation that begins, or one of these.
+enum {
+  MARK_END = -1, // of the operation
+  MARK_GEMM = -2,
+  MARK_GEMM_END = -3,
+  MARK_LAYER = -4,
+  MARK_LAYER_END = -5,
+  MARK_STEP = -6,
+  MARK_STEP_END = -7,
+};
+typedef struct Mark {
+  int what;
+  double ms; // since the first mark
+} Mark;
+
+// What the driver's management library says of a GPU; NAN where it gives no value.
+typedef struct GpuGauges {
+  char driver[96]; // its version, "" where not known
+  double clock_mhz, most_clock_mhz, watts, limit_watts, celsius;
+} GpuGauges;
+
 typedef struct Services {
   void (*destroy)(Backend *be);
 
@@ -116,4 +147,14 @@ typedef struct Services {
   // Opens or closes the window that profilers record (cudaProfilerStart, cudaProfilerStop), once
   // the GPU has finished all work queued so far. Does nothing on the CPU.
   void (*profile)(Backend *be, bool open);
+
+  // ---- Timing
+  // Room for `most` marks, made now and given back with the backend or by the next call.
+  void (*marks_open)(Backend *be, int most);
+  // Notes the time at which all work before it is done. Neither allocates nor waits.
+  void (*mark)(Backend *be, int what);
+  // Waits for all marks, writes them to `marks` in their order, and forgets them. Returns how many.
+  int (*marks_read)(Backend *be, Mark *marks);
+  void (*copy)(Backend *be, void *to, const void *from, size_t bytes); // inside its memory
+  GpuGauges (*gauges)(Backend *be); // now, up to a millisecond of the host; NULL on the CPU
 } Services;

@@ -27,11 +27,11 @@ void layer_again(Llama *llama, int64_t l) {
   const Recompute policy = llama->shape.recompute;
   const LayerActs *a = &llama->acts.layers[l];
   if (l >= recomputed_layers(&llama->config, &llama->shape)) return;
-  part_begin(llama, "recompute", -1);
+  range_push("recompute");
   repack(llama, policy == RECOMPUTE_LAYER ? a->x : a->x1);
   if (policy == RECOMPUTE_LAYER) layer_attention(llama, l);
   layer_gate_up(llama, l);
-  part_end(llama);
+  range_pop();
 }
 
 void layer_backward(Llama *llama, int64_t l, bool accumulate) {
@@ -70,20 +70,20 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
                 recomputed = recomputed_layers(&llama->config, &llama->shape);
   const double per_token = scale / (double)llama_sizes(llama).M;
   if (!be->services.replay_begin(be, slot)) return;
-  part_begin(llama, "backward", -1);
+  range_push("backward");
   if (!accumulate) be->services.step_begin(be);
   for (int64_t c = 0; c < chunks; c++) head_backward(llama, c, per_token, accumulate);
   // While the backend calibrates, a chunk may find another scale than the chunks before it.
   if (be->calibrating && chunks > 1) repack(llama, llama->acts.layers[L].dx);
   for (int64_t l = L - 1; l >= 0; l--) {
-    part_begin(llama, "layer", l);
+    layer_begin(llama, l);
     // Of the layers that recompute the last one's activations are still there.
     if (l + 1 != recomputed) layer_again(llama, l);
     layer_backward(llama, l, accumulate);
-    part_end(llama);
+    layer_end(llama);
   }
   embed_backward(llama, accumulate);
-  part_end(llama);
+  range_pop();
   be->services.replay_end(be, slot);
 }
 
@@ -97,9 +97,9 @@ void llama_update(Llama *llama, const AdamW *hyper) {
   Backend *be = llama->be;
   be->services.set_hyper(be, hyper);
   if (be->services.replay_begin(be, REPLAY_UPDATE)) {
-    part_begin(llama, "optimizer", -1);
+    range_push("optimizer");
     params_update(llama);
-    part_end(llama);
+    range_pop();
     be->services.replay_end(be, REPLAY_UPDATE);
   }
   be->services.step_end(be);

@@ -57,14 +57,14 @@ void layer_forward(Llama *llama, int64_t l) {
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
   if (!be->services.replay_begin(be, REPLAY_FORWARD)) return;
-  part_begin(llama, "forward", -1);
+  range_push("forward");
   embed_forward(llama);
   for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) {
-    part_begin(llama, "layer", l);
+    layer_begin(llama, l);
     layer_forward(llama, l);
-    part_end(llama);
+    layer_end(llama);
   }
-  part_end(llama);
+  range_pop();
   be->services.replay_end(be, REPLAY_FORWARD);
 }
 

@@ -21,8 +21,6 @@ typedef struct Llama {
   Acts acts;
   int64_t first;           // generation: position of the first row; in training 0
   const int32_t *position; // generation: the same, in the backend's memory; in training NULL
-  // For timing operations one by one (model/run/bench.c): a bit for each operation that is skipped.
-  uint32_t left_out;
   char *params_block; // masters, moments, compute copies
   char *host_block;   // of these and of gradients what be->offload names; NULL: nothing
   char *grads_block;

@@ -15,22 +15,26 @@ static const char *range_name(Operation operation, KernelKind kind) {
   return names[operation][kind];
 }
 
-bool operation_begin(const Llama *llama, Operation operation) {
+void operation_begin(const Llama *llama, Operation operation) {
   Backend *be = llama->be;
-  if (llama->left_out >> operation & 1) return false;
-  be->operation = operation;
-  part_begin(llama, range_name(operation, be->kinds[operation]), -1);
-  return true;
+  range_push(range_name(operation, be->kinds[operation]));
+  if (be->observed >= OBSERVE_OPERATIONS) be->services.mark(be, operation);
 }
 
-void part_begin(const Llama *llama, const char *name, int64_t number) {
-  if (llama->be->silent) return;
-  if (number < 0)
-    range_push(name);
-  else
-    range_push_number(name, number);
+void operation_end(const Llama *llama) {
+  Backend *be = llama->be;
+  if (be->observed >= OBSERVE_OPERATIONS) be->services.mark(be, MARK_END);
+  range_pop();
 }
 
-void part_end(const Llama *llama) {
-  if (!llama->be->silent) range_pop();
+void layer_begin(const Llama *llama, int64_t l) {
+  Backend *be = llama->be;
+  range_push_number("layer", l);
+  if (be->observed) be->services.mark(be, MARK_LAYER);
+}
+
+void layer_end(const Llama *llama) {
+  Backend *be = llama->be;
+  if (be->observed) be->services.mark(be, MARK_LAYER_END);
+  range_pop();
 }

@@ -1,20 +1,18 @@
 // How forward.c and backward.c call an operation: by name, inside its range on a profiler's time
-// line. The range names the kernel kind: "gate_up (fused)".
+// line, which names the kernel kind ("gate_up (fused)"). For a bench the backend marks the time.
 #pragma once
+#include "base/range.h"
 #include "model/llama.h"
 
-// False where the operation is skipped. Else tells the backend the operation and opens its range.
-bool operation_begin(const Llama *llama, Operation operation);
-
-// The ranges around operations: "forward", "layer 3" (a negative number is
-// not printed). A silent backend gets no ranges.
-void part_begin(const Llama *llama, const char *name, int64_t number);
-void part_end(const Llama *llama);
+void operation_begin(const Llama *llama, Operation operation);
+void operation_end(const Llama *llama);
+void layer_begin(const Llama *llama, int64_t l);
+void layer_end(const Llama *llama);
 
 // Calls be->name(be, ...).
 #define RUN(llama, name, ...)                                                                      \
   do {                                                                                             \
-    if (!operation_begin((llama), OP_##name)) break;                                               \
+    operation_begin((llama), OP_##name);                                                           \
     (llama)->be->name((llama)->be, __VA_ARGS__);                                                   \
-    part_end(llama);                                                                               \
+    operation_end(llama);                                                                          \
   } while (0)

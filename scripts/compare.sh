@@ -38,7 +38,8 @@ for width in "${widths[@]}"; do
   70b) layers=2 ;;
   esac
   echo "== $width: $layers layers"
-  "$train" --bench "$root/configs/$width-width.json" "model.num_hidden_layers=$layers" "${overrides[@]}" |
+  "$train" --bench "$root/configs/$width-width.json" "model.num_hidden_layers=$layers" backend.device=cuda \
+    "${overrides[@]}" |
     tee "$out/$width.txt"
 done
 echo "== $((SECONDS - began)) s in all; tables: $out"

@@ -24,14 +24,14 @@ $(foreach f,release asan,$(eval build/$f/tests/unit/gradcheck_%:; \
 
 # A test compares our declarations with cuDNN's headers.
 build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
-# Calls that a test replaces: those that change files or allocate, to inject faults; those that need
-# a GPU.
+# Calls that a test replaces: those that change files or allocate, to inject faults; the clock; and
+# those that need a GPU.
 WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink unlinkat rmdir malloc calloc \
   realloc
-WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
+WRAP_BENCH := backend_create clock_gettime
 build/%/test_folder_faults build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
   build/%/test_report build/%/test_changed_data: EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
-build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
+build/%/test_bench: EXTRA_LIBS = $(WRAP_BENCH:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_usable
 
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.

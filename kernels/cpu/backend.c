@@ -21,6 +21,7 @@ static void cpu_destroy(Backend *be) {
   bf16_products_close(cpu->products);
   free(cpu->scalings);
   free(cpu->muon);
+  free(cpu->marks);
   free(cpu);
 }
 
@@ -100,6 +101,24 @@ static double cpu_snapshot_wait(Backend *be) {
   return 0;
 }
 
+static void cpu_marks_open(Backend *be, int most) {
+  Cpu *cpu = cpu_of(be);
+  cpu->marks = xrealloc(cpu->marks, sizeof *cpu->marks + (size_t)most * sizeof(Mark));
+  *cpu->marks = (struct CpuMarks){.most = most};
+}
+
+static void cpu_mark(Backend *be, int what) {
+  mark_now(cpu_of(be), what);
+}
+
+static int cpu_marks_read(Backend *be, Mark *marks) {
+  struct CpuMarks *m = cpu_of(be)->marks;
+  const int count = m->count;
+  for (int i = 0; i < count; i++) marks[i] = (Mark){m->list[i].what, m->list[i].ms - m->list[0].ms};
+  m->count = 0;
+  return count;
+}
+
 // There is nothing to record: every part of a step is issued.
 static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
   return true;
@@ -156,6 +175,10 @@ static const Backend cpu_functions = {
     .services.replay_begin = cpu_replay_begin,
     .services.replay_end = cpu_replay_end,
     .services.profile = cpu_profile,
+    .services.marks_open = cpu_marks_open,
+    .services.mark = cpu_mark,
+    .services.marks_read = cpu_marks_read,
+    .services.copy = cpu_copy,
 #include "kernels/ops.def"
 };
 #undef OP

@@ -2,6 +2,7 @@
 // All tensors are `real` (fp32, fp64 in the gradient-check build), and every row statistic has one
 // part.
 #pragma once
+#include <assert.h>
 #include "kernels/bf16_products.h"
 #include "kernels/ops.h"
 #include "kernels/math.h"
@@ -44,10 +45,20 @@ typedef struct Cpu {
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
   int64_t ended, taken;
+  struct CpuMarks {
+    int count, most;
+    Mark list[]; // [most]
+  } * marks;
 } Cpu;
 
 static inline Cpu *cpu_of(Backend *be) {
   return (Cpu *)be;
+}
+
+static inline void mark_now(const Cpu *cpu, int what) {
+  struct CpuMarks *m = cpu->marks;
+  assert(m->count < m->most);
+  m->list[m->count++] = (Mark){what, now_ms()};
 }
 
 // All storage classes are arrays of real here.

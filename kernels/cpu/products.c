@@ -54,8 +54,8 @@ void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const r
                N);
 }
 
-void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
-              bool add, real *C, int64_t ldc) {
+static void product(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A,
+                    Operand B, bool add, real *C, int64_t ldc) {
   const int64_t A_cols = form == GEMM_TN ? M : K, B_cols = form == GEMM_NT ? K : N;
   const int64_t lda = A.row_stride ? A.row_stride : A_cols,
                 ldb = B.row_stride ? B.row_stride : B_cols;
@@ -73,6 +73,14 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
   gemm_strided(GEMM_NT, M, N, K, alpha, reals(A_by_col ? A.by_col : A.by_row),
                A_by_col ? A.stride : lda, reals(B_by_col ? B.by_col : B.by_row),
                B_by_col ? B.stride : ldb, add, C, ldc);
+}
+
+void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
+              bool add, real *C, int64_t ldc) {
+  const bool noted = cpu->base.observed == OBSERVE_GEMMS;
+  if (noted) mark_now(cpu, MARK_GEMM);
+  product(cpu, form, M, N, K, A, B, add, C, ldc);
+  if (noted) mark_now(cpu, MARK_GEMM_END);
 }
 
 // ---- In bf16

@@ -15,11 +15,13 @@ extern "C" {
 enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
 
-// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c.
+// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c,
+// bench.c.
 typedef struct Memory Memory;
 typedef struct Steps Steps;
 typedef struct Attention Attention;
 typedef struct Snapshot Snapshot;
+typedef struct Bench Bench;
 
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
@@ -31,6 +33,7 @@ typedef struct Cuda {
   Steps *steps;
   Attention *attention;
   Snapshot *snapshot;       // NULL where the state is never copied during a step
+  Bench *bench;             // NULL outside of one
   bool documents_are_usual; // the documents set take as many attention calls as a usual batch
   float *rope;              // [max_positions, d/2, 2] cosine and sine
   float *row_loss;          // [max_tokens]
@@ -174,6 +177,11 @@ MuonOp cuda_muon;
 // By cuBLASLt, whose algorithms cuda_prepare_muon chooses beforehand for the tables' list.
 void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch);
 void cuda_prepare_muon(Cuda *c);
+
+// ---- bench.c: the functions of kernels/services.h
+void cuda_set_bench(Cuda *c);
+void cuda_bench_close(Cuda *c);
+void cuda_mark(Backend *be, int what);
 
 // ---- step.c: the functions of kernels/ops.h
 void cuda_set_step(Cuda *c);

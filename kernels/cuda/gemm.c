@@ -447,7 +447,8 @@ int cuda_problems_of(const Cuda *c, Operation operation, GemmProblem problems[MO
   return count;
 }
 
-void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out) {
+static void multiply_operands(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add,
+                              void *out) {
   p.add = add != NULL;
   if (!A.by_row || !B.by_row) {
     p.accurate = false;
@@ -459,6 +460,13 @@ void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add
   p = of_copies(p, A_by_col ? A.stride : A.row_stride, B_by_row ? 0 : B.stride);
   gemm_run_fp8(&c->gemm, p, A_by_col ? A.by_col : A.by_row, &c->scalings[A.scaling].inverse,
                B_by_row ? B.by_row : B.by_col, &c->scalings[B.scaling].inverse, add, out);
+}
+
+void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out) {
+  const bool noted = c->base.observed == OBSERVE_GEMMS;
+  if (noted) cuda_mark(&c->base, MARK_GEMM);
+  multiply_operands(c, p, A, B, add, out);
+  if (noted) cuda_mark(&c->base, MARK_GEMM_END);
 }
 
 void cuda_forward(Cuda *c, int64_t M, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,

@@ -95,10 +95,11 @@ static void op_set_updates(Backend *be, int64_t updates) {
 
 // ---- Graphs
 
-// In a run with documents the recorded launches are for the usual number of documents. A batch with
-// more documents, or with whole windows (of a split whose ends are not known), needs others.
+// An observed step is always launched. In a run with documents the recorded launches are for the
+// usual number of documents. A batch with more documents, or with whole windows (of a split whose
+// ends are not known), needs others.
 static bool differs_from_recorded(const Cuda *c) {
-  return c->base.calibrating || !c->documents_are_usual;
+  return c->base.calibrating || c->base.observed || !c->documents_are_usual;
 }
 
 // The first call only launches, since it makes the plans that were not made at the start.

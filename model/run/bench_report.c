@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "model/ranges.h"
-
-const char *const bench_kind_names[BENCH_FLOOR + 1] = {"fused", "unfused", "floor"};
+const char *bench_kind_name(const BenchResult *r, BenchKind kind) {
+  static const char *const of_gpu[] = {"fused", "unfused", "floor"};
+  static const char *const of_cpu[] = {"CPU", "-", "floor"};
+  return r->kinds == BENCH_KINDS ? of_gpu[kind] : of_cpu[kind];
+}
 
 // ---- Derived figures
 
@@ -29,30 +31,22 @@ double spread_width(const Spread *s) {
   return (s->ninetieth - s->tenth) / s->median;
 }
 
-double bench_copy_rate(const BenchResult *r) {
-  return r->copy_bytes / r->copy.median;
-}
-
 static double rate(double work, double ms, double unit) {
   return work > 0 ? work / ms * unit : NAN;
 }
 
-double bench_square_rate(const BenchResult *r) {
-  return rate(r->peak_flops, r->peak.median, 1e-9);
-}
-
 double bench_peak(const BenchResult *r) {
-  double most = bench_square_rate(r);
+  double most = NAN;
   for (int i = 0; i < r->op_count; i++)
-    if (r->ops[i].call.class == CLASS_GEMM)
-      most = fmax(most, rate(r->ops[i].call.flops, r->ops[i].bare.median, 1e-9));
+    if (r->ops[i].work.kind == CLASS_GEMM)
+      most = fmax(most, rate(r->ops[i].work.flops, r->ops[i].bare.median, 1e-9));
   return most;
 }
 
 // Attention is the same in both kinds: the smaller figure is the one with less of the noise.
 static double op_floor(const BenchResult *r, const BenchOp *op) {
-  const double moved = op->call.floor_bytes > 0 ? op->call.floor_bytes / bench_copy_rate(r) : 0;
-  switch (op->call.class) {
+  const double moved = op->work.floor_bytes > 0 ? op->work.floor_bytes / r->copy_rate : 0;
+  switch (op->work.kind) {
   case CLASS_GEMM:
     return op->bare.median + moved;
   case CLASS_ATTENTION:
@@ -85,10 +79,10 @@ OpsSums ops_sums(const BenchResult *r) {
     for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++) {
       const double ms = calls * op_ms(r, op, kind);
       s.all[kind] += ms;
-      if (op->call.class == CLASS_ATTENTION) s.attention[kind] += ms;
-      if (op->alike && kind < BENCH_KINDS) s.alike[kind] += ms;
+      if (op->work.kind == CLASS_ATTENTION) s.attention[kind] += ms;
+      if (op->runs == KERNEL_UNFUSED && kind < BENCH_KINDS) s.alike[kind] += ms;
     }
-    if (op->call.class == CLASS_GEMM) s.bare += calls * op->bare.median;
+    if (op->work.kind == CLASS_GEMM) s.bare += calls * op->bare.median;
   }
   return s;
 }
@@ -99,13 +93,13 @@ double step_ms(const BenchResult *r, BenchKind kind) {
 
 OpRates op_rates(const BenchResult *r, const BenchOp *op) {
   const double fused = op->time[BENCH_FUSED].median;
-  const double flops = rate(op->call.flops, fused, 1e-9), bytes = rate(op->call.bytes, fused, 1e-6);
+  const double flops = rate(op->work.flops, fused, 1e-9), bytes = rate(op->work.bytes, fused, 1e-6);
   return (OpRates){.over_bare = fused / op->bare.median,
                    .unfused_over = op->time[BENCH_UNFUSED].median / fused,
                    .tflops = flops,
                    .of_peak = flops / bench_peak(r),
                    .gigabytes_per_second = bytes,
-                   .of_copy = bytes / rate(r->copy_bytes, r->copy.median, 1e-6)};
+                   .of_copy = bytes / (r->copy_rate * 1e-6)};
 }
 
 StepSplit step_split(const BenchResult *r, BenchKind kind) {
@@ -139,25 +133,30 @@ static Cell cell(const char *format, double value) {
   return c;
 }
 
-static const char *kind_text(const BenchOp *op) {
-  if (op->call.class == CLASS_ATTENTION) return "cuDNN";
-  return op->runs == KERNEL_FUSED ? "fused" : "unfused";
+static const char *kernel_name(const BenchOp *op) {
+  static const char *const names[] = {
+      [KERNEL_CPU] = "CPU", [KERNEL_UNFUSED] = "unfused", [KERNEL_FUSED] = "fused"};
+  return op->runs != KERNEL_CPU && op->work.kind == CLASS_ATTENTION ? "cuDNN" : names[op->runs];
 }
 
 static void print_ops(const BenchResult *r) {
-  printf("\nOperations, ms a call. bare: the product alone in cuBLASLt\n");
+  const char *first = bench_kind_name(r, BENCH_FUSED), *second = bench_kind_name(r, BENCH_UNFUSED);
+  printf("\nOperations, ms a call. bare: the product alone%s\n",
+         r->kinds == BENCH_KINDS ? " in cuBLASLt" : "");
   printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s\n", "", "runs", "shape", "calls",
-         "fused", "unfused", "bare", "fused", "unfused", "TFLOP/s", "% of", "GB/s", "% of");
+         first, second, "bare", first, second, "TFLOP/s", "% of", "GB/s", "% of");
   printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s\n", "", "", "", "", "", "", "",
-         "/ bare", "/ fused", "", "peak", "", "copy");
+         "/ bare", r->kinds == BENCH_KINDS ? "/ fused" : "", "", "peak", "", "copy");
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const OpRates rates = op_rates(r, op);
-    printf("%-19s %-8s %-26s %5lld %8.4f %8.4f %8s %7s %8.3f %8s %6s %6s %6s\n",
-           operation_name(op->call.operation), kind_text(op), op->call.shape, (long long)op->calls,
-           op->time[BENCH_FUSED].median, op->time[BENCH_UNFUSED].median,
+    if (r->only != OPERATION_COUNT && op->operation != r->only) continue;
+    printf("%-19s %-8s %-26s %5lld %8.4f %8s %8s %7s %8s %8s %6s %6s %6s\n",
+           operation_name(op->operation), kernel_name(op), op->shape, (long long)op->calls,
+           op->time[BENCH_FUSED].median, cell("%.4f", op->time[BENCH_UNFUSED].median).text,
            cell("%.4f", op->bare.median).text, cell("%.3f", rates.over_bare).text,
-           rates.unfused_over, cell("%.1f", rates.tflops).text,
+           cell("%.3f", rates.unfused_over).text,
+           cell(rates.tflops < 10 ? "%.3f" : "%.1f", rates.tflops).text,
            cell("%.1f", percent(rates.of_peak)).text, cell("%.0f", rates.gigabytes_per_second).text,
            cell("%.1f", percent(rates.of_copy)).text);
   }
@@ -165,13 +164,14 @@ static void print_ops(const BenchResult *r) {
 
 static void print_pass(const char *name, const Spread *times, double least) {
   const Spread *fused = &times[BENCH_FUSED], *unfused = &times[BENCH_UNFUSED];
-  char ranges[BENCH_KINDS][48];
+  char ranges[BENCH_KINDS][48] = {"", ""};
   for (int kind = 0; kind < BENCH_KINDS; kind++)
-    snprintf(ranges[kind], sizeof ranges[kind], "(%.3f to %.3f)", times[kind].tenth,
-             times[kind].ninetieth);
-  printf("%-16s %10.3f %-22s %10.3f %-22s %10.3f %9.3f %9.3f\n", name, fused->median,
-         ranges[BENCH_FUSED], unfused->median, ranges[BENCH_UNFUSED], least, fused->median / least,
-         unfused->median / fused->median);
+    if (isfinite(times[kind].median))
+      snprintf(ranges[kind], sizeof ranges[kind], "(%.3f to %.3f)", times[kind].tenth,
+               times[kind].ninetieth);
+  printf("%-16s %10.3f %-22s %10s %-22s %10.3f %9.3f %9s\n", name, fused->median,
+         ranges[BENCH_FUSED], cell("%.3f", unfused->median).text, ranges[BENCH_UNFUSED], least,
+         fused->median / least, cell("%.3f", unfused->median / fused->median).text);
 }
 
 static void print_split(const char *name, StepSplit s) {
@@ -184,18 +184,20 @@ static void print_split(const char *name, StepSplit s) {
 static void print_whole(const BenchResult *r) {
   static const char *const names[BENCH_PASSES] = {"layer, forward", "layer, backward",
                                                   "layer, both"};
+  const char *first = bench_kind_name(r, BENCH_FUSED), *second = bench_kind_name(r, BENCH_UNFUSED);
   printf("\nLayer and step, ms. floor: bare products, attention, and the bytes that must move "
          "(embedding, loss, update) at a copy's rate\n");
-  printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", "fused", "(10 to 90 %)", "unfused",
-         "(10 to 90 %)", "floor", "fused", "unfused");
+  printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", first, "(10 to 90 %)", second,
+         r->kinds == BENCH_KINDS ? "(10 to 90 %)" : "", "floor", first, second);
   printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", "", "", "", "", "", "/ floor",
-         "/ fused");
+         r->kinds == BENCH_KINDS ? "/ fused" : "");
   for (int pass = 0; pass < BENCH_PASSES; pass++)
     print_pass(names[pass], r->layer[pass], layer_floor(r, (BenchPass)pass));
   print_pass("step", r->step, step_ms(r, BENCH_FLOOR));
   printf("\nThe step in parts, ms: bare products, attention, the rest\n");
   for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++)
-    print_split(bench_kind_names[kind], step_split(r, kind));
+    if (kind < (BenchKind)r->kinds || kind == BENCH_FLOOR)
+      print_split(bench_kind_name(r, kind), step_split(r, kind));
 }
 
 // Dashes where nothing was read.
@@ -205,38 +207,45 @@ static void print_busy(const char *what, const Busy *b) {
          cell("%.0f", b->sum.celsius / b->count).text, b->count, b->count == 1 ? "" : "s");
 }
 
+static void print_gauges(const GpuGauges *g) {
+  printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W\n",
+         g->driver[0] ? g->driver : "of unknown version", cell("%.0f", g->most_clock_mhz).text,
+         cell("%.0f", g->limit_watts).text);
+}
+
 static void print_method(const BenchResult *r) {
-  printf("\nHow it was measured\n");
-  printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W, second-level cache %.0f MB\n",
-         r->facts.driver[0] ? r->facts.driver : "of unknown version",
-         cell("%.0f", r->facts.most_clock_mhz).text, cell("%.0f", r->facts.limit_watts).text,
-         (double)r->facts.l2_bytes * 1e-6);
-  printf("  %d rounds after %d to warm up, %.1f s. A round: %severy operation in both kinds and "
-         "its bare product, as often as a step calls it (2 to 8 times), in a new random order each "
-         "round, each after a write that empties the second-level cache, nothing waited for in "
-         "between. Random tokens and weights. CUDA events; medians.\n",
-         r->rounds, r->warm_up_rounds, r->seconds,
-         r->whole ? "steps of both kinds in turns, a layer's passes, " : "");
-  printf("  busy with ");
-  if (r->whole) {
-    print_busy("fused steps:", &r->busy[BUSY_FUSED]);
-    print_busy("; unfused steps:", &r->busy[BUSY_UNFUSED]);
-    printf("; ");
-  }
-  print_busy("operations:", &r->busy[BUSY_OPS]);
-  printf("\n  peaks: %.1f TFLOP/s, the fastest of the bare products (8192 x 8192 x 8192: %.1f); a "
-         "copy, read and written, %.0f GB/s\n",
-         bench_peak(r), bench_square_rate(r), bench_copy_rate(r) * 1e-6);
-  if (!r->whole) return;
   const OpsSums s = ops_sums(r);
-  for (BenchKind kind = BENCH_FUSED; kind < BENCH_KINDS; kind++)
+  printf("\nHow it was measured\n");
+  if (r->kinds == BENCH_KINDS) print_gauges(&r->gauges);
+  const char *order = r->kinds < BENCH_KINDS ? ""
+                      : r->apart             ? ", all of fused kernels first"
+                                             : ", fused and unfused kernels alternately";
+  printf("  %d rounds after %d to warm up, %.1f s. A round%s: %ssteps that note the time before "
+         "and after each operation, each product%s. Random tokens; medians.\n",
+         r->rounds, r->warm_up_rounds, r->seconds, order, r->whole ? "whole steps, " : "",
+         r->whole ? " and each layer" : "");
+  if (r->kinds == BENCH_KINDS) {
+    printf("  busy with ");
+    print_busy("fused steps:", &r->busy[BENCH_FUSED]);
+    print_busy("; unfused steps:", &r->busy[BENCH_UNFUSED]);
+    printf("\n");
+  }
+  printf("  peaks: %s TFLOP/s, the fastest of the bare products; a copy, read and written, %s "
+         "GB/s\n",
+         cell(bench_peak(r) < 10 ? "%.3f" : "%.1f", bench_peak(r)).text,
+         cell("%.0f", r->copy_rate * 1e-6).text);
+  if (!r->whole) return;
+  for (int kind = BENCH_FUSED; kind < r->kinds; kind++)
     printf("  %s: operations add up to %.3f ms, the step takes %.3f ms: %.3f of it; steps spread "
            "by %.1f %%\n",
-           bench_kind_names[kind], s.all[kind], step_ms(r, kind), s.all[kind] / step_ms(r, kind),
-           percent(spread_width(&r->step[kind])));
-  printf("  unfused / fused by rounds: %.3f to %.3f; what both run with the same kernels takes "
-         "%.3f times as long in the fused kind\n",
-         r->gain.tenth, r->gain.ninetieth, same_kernels_ratio(r));
+           bench_kind_name(r, (BenchKind)kind), s.all[kind], r->step[kind].median,
+           s.all[kind] / r->step[kind].median, percent(spread_width(&r->step[kind])));
+  if (r->kinds < BENCH_KINDS) return;
+  printf(
+      "  unfused / fused by rounds: %s to %s; what both run with the same kernels takes %s times "
+      "as long in the fused kind\n",
+      cell("%.3f", r->gain.tenth).text, cell("%.3f", r->gain.ninetieth).text,
+      cell("%.3f", same_kernels_ratio(r)).text);
 }
 
 void bench_print(const BenchResult *r) {

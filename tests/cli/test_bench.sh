@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./train --bench and scripts/compare.sh as a user meets them on a machine without a GPU.
+# ./train --bench on a CPU, and scripts/compare.sh as a user meets it on a machine without a GPU.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 export CUDA_VISIBLE_DEVICES= # on a machine with one, too
@@ -16,9 +16,29 @@ refuses an_unknown_operation_lists_those_there_are "embed qkv attention" --bench
 refuses an_option_without_an_operation_lists_those_there_are 'an operation of embed' --bench "$config" --op
 refuses an_operation_that_no_step_has_is_refused "'validation_loss' is none" --bench "$config" --op validation_loss
 refuses no_time_to_measure_is_refused '--seconds needs a number from 0.1' --bench "$config" --seconds 0
-refuses without_a_gpu_bench_says_so 'NVIDIA' --bench "$config"
-refuses without_a_gpu_one_operation_is_not_benched_either 'NVIDIA' --bench "$config" --op gate_up
-check it_gives_no_advice_that_does_not_help "$(cat "$folder/said.err")" test "$(grep -c 'device.cpu' "$folder/said.err")" = 0
+refuses an_operation_that_the_run_has_not_says_which_has 'optimizer.kind=muon' --bench "$config" --seconds 0.1 --op muon
+refuses without_a_gpu_a_gpu_is_not_benched 'backend.device is "cuda"' --bench "$config" backend.device=cuda
+
+# benched NAME ARGUMENTS...: measures; $said is what it prints.
+benched() {
+  said=$("$TRAIN" --bench "$config" --seconds 0.1 "${@:2}" 2>&1)
+  check "$1" "$said" test $? = 0
+}
+# rows: the operations of the table.
+rows() { awk '/^Operations/ { on = 1; next } /^$/ { on = 0 } on && $2 == "CPU" && NF > 9 { print $1 }' <<<"$said" | tr '\n' ' '; }
+benched a_cpu_is_benched
+check it_lists_the_operations_of_a_step "$(rows)" test "$(rows)" = "embed qkv attention out gate_up down head_loss \
+lm_head_wgrad lm_head_dgrad down_wgrad down_dgrad gate_up_wgrad gate_up_dgrad out_wgrad out_dgrad attention_backward \
+rope_backward qkv_wgrad qkv_dgrad embed_backward grads_finish adamw "
+for row in 'layer, forward' 'layer, backward' 'layer, both' 'step  ' '  floor' '  CPU: operations add up to'; do
+  check "it_has_a_row_${row//[ ,:]/_}" "$said" grep -q "^$row" <<<"$said"
+done
+benched one_operation_of_a_cpu_is_benched --op gate_up
+check it_alone_is_listed "$(rows)" test "$(rows)" = 'gate_up '
+check an_operation_alone_has_no_step "$said" test "$(grep -c '^step  *[0-9]*\.' <<<"$said")" = 0
+benched fp8_muon_and_recompute_are_benched optimizer.kind=muon backend.precision=fp8 train.recompute=layer \
+  model.hidden_size=128 model.intermediate_size=256
+check they_have_operations_of_their_own "$(rows)" grep -q 'repack grads_finish muon adamw' <<<"$(rows)"
 
 # ---- scripts/compare.sh
 export TRAIN OUT=$folder/compare
@@ -36,7 +56,7 @@ compare_refuses() {
   else passes "$name"; fi
 }
 compare_refuses an_unknown_width_lists_those_there_are '1b, 7b and 70b' 8b
-compare_refuses without_a_gpu_compare_says_so 'NVIDIA' 1b
+compare_refuses without_a_gpu_compare_says_so 'backend.device is "cuda"' 1b
 check without_a_gpu_compare_leaves_no_result "$(ls "$OUT")" test ! -s "$OUT/1b.txt"
 TRAIN=$folder/absent compare_refuses a_program_that_is_not_built_is_named 'make all'
 OUT=$config/x compare_refuses a_folder_that_cannot_be_made_is_named 'OUT='

@@ -6,7 +6,6 @@
 #include "data/batch.h"
 #include "kernels/formats.h"
 #include "kernels/fused/kernels.h"
-#include "kernels/record.h"
 #include "tests/gpu/ops_rig.h"
 #include "tests/gpu/fp8_here.h"
 

@@ -1,0 +1,228 @@
+// The rows of kernels/ops.def: their work by hand, and that a step calls and marks what they say.
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/math.h"
+#include "tests/support/test.h"
+#include "model/llama.h"
+
+// No two widths are alike.
+enum { D = 32, F = 48, HD = 40, KVD = 20, R = 80, V = 70, LAYERS = 3, B = 2, T = 16, M = 32 };
+static const ModelConfig config = {.hidden_size = D,
+                                   .intermediate_size = F,
+                                   .num_hidden_layers = LAYERS,
+                                   .num_attention_heads = 4,
+                                   .num_key_value_heads = 2,
+                                   .head_dim = 10,
+                                   .vocab_size = V,
+                                   .max_position_embeddings = T,
+                                   .rms_norm_eps = 1e-5,
+                                   .rope_theta = 10000,
+                                   .initializer_range = 0.05};
+
+typedef struct Model {
+  Backend *be;
+  Llama llama;
+  OpsConfig ops;
+  OperationSizes sizes;
+} Model;
+
+static void open_model(Model *m, bool muon, Recompute recompute, MasterType masters) {
+  const RunShape shape = {
+      .batch = B, .seq = T, .loss_chunks = 2, .train = true, .muon = muon, .recompute = recompute};
+  int32_t tokens[M], targets[M];
+  Error err;
+  m->ops = llama_ops_config(&config, &shape, T, 1);
+  m->ops.masters = masters;
+  m->be = backend_cpu_create(&m->ops);
+  if (llama_create(&m->llama, &config, &shape, m->be, &err) != 0) fail_msg("%s", err.text);
+  llama_init_weights(&m->llama, 5);
+  for (int i = 0; i < M; i++) {
+    tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % V);
+    targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % V);
+  }
+  llama_load_batch(&m->llama, &(Batch){.tokens = tokens, .targets = targets});
+  m->sizes = (OperationSizes){.be = m->be,
+                              .ops = &m->ops,
+                              .T = T,
+                              .rows = llama_sizes(&m->llama).head_rows,
+                              .list = m->llama.tensors,
+                              .count = m->llama.param_count};
+}
+
+static void close_model(Model *m) {
+  llama_destroy(&m->llama);
+  m->be->services.destroy(m->be);
+}
+
+// ---- Work
+
+TEST(gemms_are_those_of_the_model) {
+  static const struct {
+    Operation operation;
+    GemmForm form;
+    int64_t M, N, K;
+  } rows[] = {{OP_qkv, GEMM_NT, M, R, D},
+              {OP_out, GEMM_NT, M, D, HD},
+              {OP_gate_up, GEMM_NT, M, 2 * F, D},
+              {OP_down, GEMM_NT, M, D, F},
+              {OP_validation_loss, GEMM_NT, M / 2, V, D},
+              {OP_head_loss, GEMM_NT, M / 2, V, D},
+              {OP_lm_head_wgrad, GEMM_TN, V, D, M / 2},
+              {OP_lm_head_dgrad, GEMM_NN, M / 2, D, V},
+              {OP_down_wgrad, GEMM_TN, D, F, M},
+              {OP_down_dgrad, GEMM_NN, M, F, D},
+              {OP_gate_up_wgrad, GEMM_TN, 2 * F, D, M},
+              {OP_gate_up_dgrad, GEMM_NN, M, D, 2 * F},
+              {OP_out_wgrad, GEMM_TN, D, HD, M},
+              {OP_out_dgrad, GEMM_NN, M, HD, D},
+              {OP_qkv_wgrad, GEMM_TN, R, D, M},
+              {OP_qkv_dgrad, GEMM_NN, M, D, R}};
+  Model m;
+  int gemms = 0;
+  open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const OperationWork w = operation_work(&m.sizes, rows[i].operation);
+    if (w.kind != CLASS_GEMM || w.form != rows[i].form || w.M != rows[i].M || w.N != rows[i].N ||
+        w.K != rows[i].K || w.flops != 2.0 * (double)(w.M * w.N * w.K))
+      fail_msg("%s: form %d, %d x %d x %d", operation_name(rows[i].operation), w.form, (int)w.M,
+               (int)w.N, (int)w.K);
+  }
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    gemms += operation_work(&m.sizes, i).kind == CLASS_GEMM;
+  assert_int_equal(gemms, sizeof rows / sizeof *rows);
+  assert_int_equal(operation_work(&m.sizes, OP_head_loss).ldd, padded_vocab(&m.ops));
+  assert_int_equal(operation_work(&m.sizes, OP_lm_head_wgrad).lda, padded_vocab(&m.ops));
+  assert_int_equal(operation_work(&m.sizes, OP_lm_head_dgrad).lda, padded_vocab(&m.ops));
+  assert_true(operation_work(&m.sizes, OP_out).adds && operation_work(&m.sizes, OP_down).adds);
+  close_model(&m);
+}
+
+enum { LAYER = R * D + D * HD + 2 * F * D + D * F, NORMS = 2 * LAYERS + 1 };
+static const double all = 2 * V * D + LAYERS * LAYER + NORMS * D,
+                    matrices = 2 * V * D + LAYERS * LAYER,
+                    folded = V * D + LAYERS * (R * D + 2 * F * D), e = sizeof(real);
+
+// On the CPU every element has sizeof(real) bytes.
+TEST(bytes_are_those_of_the_arrays) {
+  Model m;
+  open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
+  const struct {
+    Operation operation;
+    double bytes, floor;
+  } rows[] = {
+      {OP_embed, 2 * M * D * e, 2 * M * D * e},
+      {OP_rope_backward, 3 * M * R * e, 0},
+      {OP_embed_backward, (M * D + V * D) * e, (M * D + V * D) * e},
+      {OP_head_loss, 0, 4 * M / 2 * D * e}, // of a chunk x and rows of W in, x in, u x out
+      {OP_validation_loss, 0, 2 * M / 2 * D * e},
+      {OP_gate_up, 0, 0},
+      // weight, two moments in and out, gradient in; the compute copy out
+      {OP_adamw, (7 * all + matrices) * e, (7 * all + matrices) * e},
+      // gradients for the norm of all; where folded, the weight besides
+      {OP_grads_finish, (all + folded) * e, 0},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const OperationWork w = operation_work(&m.sizes, rows[i].operation);
+    if (w.bytes != rows[i].bytes || w.floor_bytes != rows[i].floor)
+      fail_msg("%s: %g %g", operation_name(rows[i].operation), w.bytes, w.floor_bytes);
+  }
+  close_model(&m);
+
+  // Of bf16 masters the folded copies alone are written besides.
+  open_model(&m, false, RECOMPUTE_NONE, MASTERS_BF16);
+  assert_true(operation_work(&m.sizes, OP_adamw).bytes == (7 * all + folded) * e);
+  close_model(&m);
+}
+
+// Muon reads gradients and reads and writes momentum where AdamW would, and writes a direction that
+// AdamW's pass reads; and its products: F is larger than D, D than k and v are high.
+TEST(muons_bytes_and_flops_are_those_of_its_rule) {
+  const double d = D, wide = 3 * d * d * (2 * HD + 3 * F) + 5 * d * d * d,
+               kv = 3.0 * KVD * KVD * D + (double)KVD * KVD * KVD, parts = LAYERS * LAYER * e;
+  Model adamw, muon;
+  open_model(&adamw, false, RECOMPUTE_NONE, MASTERS_FP32);
+  open_model(&muon, true, RECOMPUTE_NONE, MASTERS_FP32);
+  const OperationWork a = operation_work(&adamw.sizes, OP_adamw),
+                      m = operation_work(&muon.sizes, OP_muon),
+                      rest = operation_work(&muon.sizes, OP_adamw);
+  assert_true(a.flops == 0 && rest.flops == 0);
+  assert_true(m.bytes == (1 + 2 + 1) * parts);
+  assert_true(a.bytes - rest.bytes == (1 + 4 - 1) * parts);
+  assert_true(m.flops == LAYERS * MUON_STEPS * (wide + 2 * kv));
+  close_model(&adamw);
+  close_model(&muon);
+}
+
+// ---- Marks
+
+enum { MOST_MARKS = 2048 };
+
+static int observed_step(Model *m, Observed observed, Mark *marks) {
+  const AdamW hyper = {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .gradient_scale = 1};
+  m->be->services.marks_open(m->be, MOST_MARKS);
+  m->be->observed = observed;
+  llama_forward(&m->llama);
+  llama_backward(&m->llama, 1, false);
+  llama_update(&m->llama, &hyper);
+  (void)m->be->services.step_result(m->be);
+  return m->be->services.marks_read(m->be, marks);
+}
+
+// Every product's FLOPs, as often as a step calls it, are the model's.
+TEST(flops_and_calls_are_those_of_a_step) {
+  Mark marks[MOST_MARKS];
+  Model m;
+  open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
+  const int count = observed_step(&m, OBSERVE_OPERATIONS, marks);
+  double flops = 0, attention = 0;
+  for (int i = 0; i < count; i++) {
+    if (marks[i].what < 0) continue;
+    const OperationWork w = operation_work(&m.sizes, (Operation)marks[i].what);
+    *(w.kind == CLASS_ATTENTION ? &attention : &flops) += w.flops;
+  }
+  // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.
+  const double expected = model_step_flops(&config, M, M * T);
+  assert_true(fabs(flops + attention * 6 / 7 - expected) < 1e-9 * expected);
+  close_model(&m);
+}
+
+static int64_t calls_of(const Mark *marks, int count, int what) {
+  int64_t calls = 0;
+  for (int i = 0; i < count; i++) calls += marks[i].what == what;
+  return calls;
+}
+
+// An operation's marks enclose those of its GEMM, and a layer's those of its operations.
+TEST(marks_nest) {
+  for (Recompute again = RECOMPUTE_NONE; again <= RECOMPUTE_LAYER; again++) {
+    Mark marks[MOST_MARKS];
+    Model m;
+    open_model(&m, true, again, MASTERS_FP32);
+    const int count = observed_step(&m, OBSERVE_GEMMS, marks);
+    int in_layer = 0, in_operation = 0, in_gemm = 0;
+    for (int i = 0; i < count; i++) {
+      assert_true(i == 0 || marks[i].ms >= marks[i - 1].ms);
+      const int what = marks[i].what;
+      in_layer += (what == MARK_LAYER) - (what == MARK_LAYER_END);
+      in_operation += (what >= 0) - (what == MARK_END);
+      in_gemm += (what == MARK_GEMM) - (what == MARK_GEMM_END);
+      assert_in_range(in_layer, 0, 1);
+      assert_in_range(in_operation, 0, 1);
+      assert_in_range(in_gemm, 0, in_operation);
+      if (what == MARK_LAYER || what == MARK_LAYER_END) assert_int_equal(in_operation, 0);
+    }
+    assert_true(in_layer == 0 && in_operation == 0 && in_gemm == 0);
+    assert_int_equal(calls_of(marks, count, MARK_LAYER), 2 * LAYERS);
+    assert_int_equal(calls_of(marks, count, OP_down_dgrad), LAYERS);
+    assert_int_equal(calls_of(marks, count, OP_head_loss), 2);
+    assert_int_equal(calls_of(marks, count, OP_muon), 1);
+    // The last layer's activations are still there.
+    assert_int_equal(calls_of(marks, count, OP_gate_up),
+                     again == RECOMPUTE_NONE ? LAYERS : 2 * LAYERS - 1);
+    assert_int_equal(calls_of(marks, count, OP_qkv),
+                     again == RECOMPUTE_LAYER ? 2 * LAYERS - 1 : LAYERS);
+    assert_int_equal(observed_step(&m, OBSERVE_LAYERS, marks), 2 * 2 * LAYERS);
+    assert_int_equal(observed_step(&m, OBSERVE_NOTHING, marks), 0);
+    close_model(&m);
+  }
+}
