@@ -1,7 +1,10 @@
 // The backward pass: model/forward.c reversed. dx is the gradient of the residual stream.
 #include "model/ranges.h"
 
-void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate) {
+// The loss of a chunk; its dlogits take the place of its logits, and its rows of dx start the
+// backward. per_token: the loss' weight of a row. accumulate: onto the gradients of an earlier
+// micro-batch; chunks come in order.
+static void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate) {
   Backend *be = llama->be;
   const int64_t D = llama->config.hidden_size, V = llama->config.vocab_size;
   const HeadChunk h = head_chunk(llama, chunk);
@@ -23,7 +26,9 @@ static void repack(Llama *llama, Operand x) {
   RUN(llama, repack, n.M, n.D, x);
 }
 
-void layer_again(Llama *llama, int64_t l) {
+// Recomputes the activations that the layer did not keep (shape.recompute) from those it kept, by
+// the forward's own calls: the values are the same.
+static void layer_again(Llama *llama, int64_t l) {
   const Recompute policy = llama->shape.recompute;
   const LayerActs *a = &llama->acts.layers[l];
   if (l >= recomputed_layers(&llama->config, &llama->shape)) return;
@@ -34,7 +39,8 @@ void layer_again(Llama *llama, int64_t l) {
   range_pop();
 }
 
-void layer_backward(Llama *llama, int64_t l, bool accumulate) {
+// From dx of the layer's output to dx of its input.
+static void layer_backward(Llama *llama, int64_t l, bool accumulate) {
   const Sizes n = llama_sizes(llama);
   const int64_t M = n.M, D = n.D, F = n.F, Hd = n.Hd, R = n.R;
   const LayerParams *w = &llama->layers[l];
@@ -57,7 +63,7 @@ void layer_backward(Llama *llama, int64_t l, bool accumulate) {
       a->dx);
 }
 
-void embed_backward(Llama *llama, bool accumulate) {
+static void embed_backward(Llama *llama, bool accumulate) {
   const Acts *acts = &llama->acts;
   RUN(llama, embed_backward, llama_sizes(llama).M, acts->tokens, acts->layers[0].dx.data,
       llama->embed->grad, accumulate);
@@ -87,7 +93,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   be->services.replay_end(be, slot);
 }
 
-void params_update(Llama *llama) {
+static void params_update(Llama *llama) {
   RUN(llama, grads_finish, llama->tensors, llama->param_count);
   if (llama->layers[0].out->part_count > 0) RUN(llama, muon, llama->tensors, llama->param_count);
   RUN(llama, adamw, llama->tensors, llama->param_count);

@@ -62,7 +62,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate);
 // AdamW on all parameters. step_result has the step's result when the GPU is done.
 void llama_update(Llama *llama, const AdamW *hyper);
 
-// ---- Parts of a step, never recorded: for backward.c, generate.c and model/run/bench.c.
+// ---- Parts of a step, never recorded: for backward.c and generate.c.
 
 void embed_forward(Llama *llama);
 // The parts of a layer's forward that a backward may recompute: x -> qkv, o, x1; and x1 -> z, y.
@@ -83,15 +83,3 @@ typedef struct HeadChunk {
   Operand dx;             // [M, D] of dx, without memory where nothing is trained
 } HeadChunk;
 HeadChunk head_chunk(const Llama *llama, int64_t chunk);
-
-// The loss of a chunk; its dlogits take the place of its logits, and its rows of dx start the
-// backward. per_token: the loss' weight of a row. accumulate: onto the gradients of an earlier
-// micro-batch; chunks come in order.
-void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate);
-// Recomputes the activations that the layer did not keep (shape.recompute) from those it kept, by
-// the forward's own calls: the values are the same.
-void layer_again(Llama *llama, int64_t l);
-// From dx of the layer's output to dx of its input.
-void layer_backward(Llama *llama, int64_t l, bool accumulate);
-void embed_backward(Llama *llama, bool accumulate);
-void params_update(Llama *llama);
