@@ -214,7 +214,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
   cpu->config = *config;
   cpu->threads = threads_of(config);
-  gemm_prepare();
+  gemm_warm_up();
   omp_set_num_threads(cpu->threads); // oneDNN's, too
   thread_team(cpu->threads);
   cpu->base = backend_cpu_outline(config); // with the memory that is left now

@@ -95,7 +95,7 @@ void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const r
           real *C);
 // Has oneDNN write its machine code, which it else does in the first products, and where memory
 // is refused then it aborts. Calls out_of_memory instead. Sets OpenMP's threads to one.
-void gemm_prepare(void);
+void gemm_warm_up(void);
 // C = A B of operands, or C + A B; C [M, N] with rows of ldc, A and B as the form says. It is in
 // bf16 where the backend has such products. Always in fp32 are the products of a single row, which
 // are limited by reading B, those of attention, and those of FP8 copies.

@@ -37,7 +37,7 @@ void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, co
 }
 #endif
 
-void gemm_prepare(void) {
+void gemm_warm_up(void) {
   enum { CODE = 16 << 20, SIDE = 64 };
   omp_set_num_threads(1); // where others asked for memory, too, less might be left than was tried
   free(xmalloc(CODE));
