@@ -50,7 +50,7 @@ expected() {
       }
       before = loss; s0 = s; n0 = $1; t0 = tokens; a = $2; b = $6; c = $10; last = error(a, b, c)
     }
-    END { printf "%.9g %.9g %d %d %.9g %s\n", loss, last, n0, tokens, s, there }'
+    END { printf "%.17g %.9g %d %d %.9g %s\n", loss, last, n0, tokens, s, there }'
 }
 row() { sed -nE "s/^\| $1 \|(.*)\|\$/\1/p" "$folder/said" | sed 's/+-//g; s/|//g'; }
 # agrees NAME TARGET: half of the last digit that the table has, and 1e-4 for what is divided by the first recipe's.
