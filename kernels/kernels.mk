@@ -3,7 +3,7 @@
 # Of the GPU backends these files need no CUDA: every flavour has them, and CPU tests try them.
 CUDA_FREE := $(patsubst %,kernels/cuda/%.c,attention_graph choices cudnn) kernels/fused/tiles.c
 LIBRARY := $(wildcard $(addsuffix /*.c,base data data/* data/*/* model model/* kernels kernels/cpu))
-LIBRARY := $(filter-out %/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
+LIBRARY := $(filter-out %/prepare.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
 
 # The stem of these rules is the flavour. coda.a is the library without a GPU. The linker takes
 # from an archive only the files that a program needs.
@@ -33,7 +33,7 @@ build/%/base/range.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 ifneq ($(and $(NVCC),$(CUBLASLT_H),$(CUBLASLT)),)
 HAVE_CUDA := yes
 CUDA_FOLDERS := kernels/cuda kernels/unfused kernels/fused kernels/fused/programs
-CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/gpu_backends.c $(CUDA_FOLDERS:%=%/*.c)))
+CUDA_C := $(filter-out $(LIBRARY),$(wildcard $(CUDA_FOLDERS:%=%/*.c)))
 CUDA_CU := $(wildcard $(CUDA_FOLDERS:%=%/*.cu))
 CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))
 CUDA_LIBS := -L$(dir $(CUBLASLT)) -Wl,-rpath,$(dir $(CUBLASLT)) \

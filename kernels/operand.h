@@ -25,7 +25,7 @@ typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real
 // order. A producer writes one part per tile of columns and sets `parts`; the model sets stride and
 // allocates the memory.
 typedef struct RowStat {
-  stat_t *data;   // [parts, stride], room for Backend.most_parts
+  stat_t *data;   // [parts, stride], room for Spec.most_parts
   int64_t stride; // rows from one part to the next, at least M
   int32_t parts;
 } RowStat;
@@ -43,7 +43,7 @@ typedef struct Operand {
   int64_t stride;     // a multiple of FP8_GROUP, at least rows
   int64_t row_stride; // of data and by_row: elements from one row to the next; 0: cols
   stat_t *row_scale;  // [rows], q of the residual stream's rows (see below); else NULL
-  int scaling;        // the tensor's index in OpsConfig.scalings
+  int scaling;        // the tensor's index in Spec.scalings
   bool fp8;           // has copies, also in a model without memory
 } Operand;
 
@@ -76,7 +76,7 @@ typedef struct ScalingState {
 } ScalingState;
 
 // head_loss writes this for the backward: the gradient of the logits is dlogits' = u p, row by row.
-// A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux.
+// A backend that folds the softmax's normaliser (Spec.folds_softmax) gets memory for u and ux.
 // In other backends, and in FP8, u is NULL and counts as 1, p is dlogits' itself, and the model
 // sets ux to x. ux may share the memory into which head_dgrad writes dx.
 typedef struct HeadGradient {

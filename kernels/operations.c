@@ -2,9 +2,9 @@
 #include "kernels/ops.h"
 
 // Bytes of one element of an operand, in all its forms.
-static double copies_bytes(const Backend *be, const Operand *x) {
-  return (double)((x->data ? be->act_bytes : 0) + (x->by_row ? be->fp8_bytes : 0) +
-                  (x->by_col ? be->fp8_bytes : 0));
+static double copies_bytes(const Spec *spec, const Operand *x) {
+  return (double)((x->data ? act_bytes(spec) : 0) + (x->by_row ? fp8_bytes(spec) : 0) +
+                  (x->by_col ? fp8_bytes(spec) : 0));
 }
 
 // Of Newton-Schulz on the parts of a tensor; of symmetric products one half.
@@ -19,36 +19,36 @@ static double newton_schulz_flops(const ParamTensor *t) {
 }
 
 // A compute weight that is the master itself is read and written as the master.
-static double compute_bytes(const Backend *be, const ParamTensor *t) {
+static double compute_bytes(const Spec *spec, const ParamTensor *t) {
   const bool own = (const void *)t->compute.data != (const void *)t->master;
-  return own ? copies_bytes(be, &t->compute) : 0;
+  return own ? copies_bytes(spec, &t->compute) : 0;
 }
 
 // Bytes of an element of a parameter that a pass of the update reads and writes. Muon's: those
 // around Newton-Schulz' products.
-static double update_bytes(const Backend *be, const ParamTensor *t, Operation pass) {
+static double update_bytes(const Spec *spec, const ParamTensor *t, Operation pass) {
   const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
-  const double grad = (double)be->grad_bytes * gradients, master = (double)master_bytes_of(be, t),
-               moment = (double)be->moment_bytes, direction = (double)be->act_bytes,
-               copies = compute_bytes(be, t) + copies_bytes(be, &t->folded);
+  const double grad = (double)grad_bytes(spec) * gradients, master = (double)master_bytes(spec, t),
+               moment = (double)moment_bytes(spec), direction = (double)act_bytes(spec),
+               copies = compute_bytes(spec, t) + copies_bytes(spec, &t->folded);
   const bool by_muon = t->part_count > 0;
   if (pass == OP_muon) return by_muon ? grad + 2 * moment + direction : 0;
   if (pass == OP_adamw) return 2 * master + copies + (by_muon ? direction : grad + 4 * moment);
   if (t->norm < 0) return grad;
   // W, or its folded copy where that is no coarser than the gradient
-  return grad + (t->folded.data && be->act_bytes == be->grad_bytes ? direction : master);
+  return grad + (t->folded.data && act_bytes(spec) == grad_bytes(spec) ? direction : master);
 }
 
-static double sum_of_bytes(const OperationSizes *s, Operation pass) {
+static double sum_of_bytes(const Spec *spec, const ParamTensor *list, int count, Operation pass) {
   double sum = 0;
-  for (int i = 0; i < s->count; i++)
-    sum += (double)(s->list[i].rows * s->list[i].cols) * update_bytes(s->be, &s->list[i], pass);
+  for (const ParamTensor *t = list; t < list + count; t++)
+    sum += (double)(t->rows * t->cols) * update_bytes(spec, t, pass);
   return sum;
 }
 
-static double sum_of_flops(const OperationSizes *s) {
+static double sum_of_flops(const ParamTensor *list, int count) {
   double sum = 0;
-  for (int i = 0; i < s->count; i++) sum += newton_schulz_flops(&s->list[i]);
+  for (int i = 0; i < count; i++) sum += newton_schulz_flops(&list[i]);
   return sum;
 }
 
@@ -60,15 +60,16 @@ static double sum_of_flops(const OperationSizes *s) {
 #define PASS(m, n, moved) .kind = CLASS_MEMORY, .M = (m), .N = (n), .bytes = (double)(moved)
 #define MEMORY(m, n, moved) PASS(m, n, moved), .floor_bytes = (double)(moved)
 
-OperationWork operation_work(const OperationSizes *s, Operation operation) {
-  const OpsConfig *o = s->ops;
-  const int64_t M = o->max_tokens, D = o->D, F = o->F, V = o->V, Hd = o->H * o->d,
-                R = packed_width(o), padded_V = padded_vocab(o), T = s->T, rows = s->rows,
-                act = (int64_t)s->be->act_bytes, grad = (int64_t)s->be->grad_bytes,
-                fp8 = (int64_t)s->be->fp8_bytes;
-  const double finish_bytes = sum_of_bytes(s, OP_grads_finish),
-               muon_bytes = sum_of_bytes(s, OP_muon), adamw_bytes = sum_of_bytes(s, OP_adamw),
-               muon_flops = sum_of_flops(s);
+OperationWork operation_work(const Spec *o, const ParamTensor *list, int count,
+                             Operation operation) {
+  const int64_t M = o->max_tokens, D = o->D, F = o->F, V = o->V, Hd = query_width(o),
+                R = packed_width(o), padded_V = padded_vocab(o), T = o->seq, rows = chunk_rows(o),
+                act = (int64_t)act_bytes(o), grad = (int64_t)grad_bytes(o),
+                fp8 = (int64_t)fp8_bytes(o);
+  const double finish_bytes = sum_of_bytes(o, list, count, OP_grads_finish),
+               muon_bytes = sum_of_bytes(o, list, count, OP_muon),
+               adamw_bytes = sum_of_bytes(o, list, count, OP_adamw),
+               muon_flops = sum_of_flops(list, count);
 #define OP(name, type, function, program, fp8_program, ...) [OP_##name] = {__VA_ARGS__},
   const OperationWork all[OPERATION_COUNT] = {
 #include "kernels/ops.def"

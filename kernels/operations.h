@@ -48,6 +48,10 @@ typedef enum MasterType { MASTERS_FP32, MASTERS_BF16 } MasterType;
 // The type of gradients; auto: bf16, and fp32 where micro-batches add up.
 typedef enum GradientType { GRADIENTS_AUTO, GRADIENTS_BF16 } GradientType;
 
+// Activations that the backward recomputes instead of keeping them: the MLP's z and y (one more
+// gate_up GEMM a layer), or all of a layer but its input (one more forward).
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_MLP, RECOMPUTE_LAYER } Recompute;
+
 // What is kept in the host's memory. Each value includes the one before. Of the gradients only the
 // layers' matrices'.
 typedef enum Offload { OFFLOAD_NONE, OFFLOAD_MOMENTS, OFFLOAD_MASTERS, OFFLOAD_GRADIENTS } Offload;

@@ -23,48 +23,7 @@
 #include "base/os.h"
 #include "kernels/operations.h"
 #include "kernels/services.h"
-
-enum { MAX_HEAD_DIM = 1024 };
-
-// The configuration of a backend, known before any memory is allocated. All sizes are final for its
-// life.
-typedef struct OpsConfig {
-  int64_t D, F, H, KV, d, V;
-  int64_t max_tokens;    // largest M of any call
-  int64_t max_positions; // RoPE positions 0 .. max_positions - 1 occur
-  // Documents that end inside of sequences (Services.set_documents); 0: there are none.
-  int64_t usual_documents;  // most calls have at most this many, for which they are recorded
-  int64_t longest_document; // rows
-  bool whole_windows;       // some forwards have no documents, such as a validation's
-  double rms_norm_eps;
-  double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
-  int threads;                       // CPU threads; 0 = all
-  bool bf16_products;                // CPU: round operands (kernels/bf16_products.h)
-  const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
-  int scaling_count;                 // the backend is created
-  int weight_scalings;               // the first so many are the parameters', in their list's order
-  MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
-  MasterType masters;                // the same, of matrices; norm weights stay fp32
-  Offload offload;                   // GPU: what a training run keeps in the host's memory
-  int64_t offload_layers;            // for how many layers, from the first; 0: all matrices
-} OpsConfig;
-
-// R: the columns of a packed row.
-static inline int64_t packed_width(const OpsConfig *c) {
-  return (c->H + 2 * c->KV) * c->d;
-}
-
-// Whether Services.set_documents accepts these documents.
-static inline bool documents_fit(const OpsConfig *c, const int32_t *lengths, int64_t count) {
-  bool fit = count == 0 || c->usual_documents > 0;
-  for (int64_t i = 0; i < count; i++) fit &= lengths[i] > 0 && lengths[i] <= c->longest_document;
-  return fit;
-}
-
-// Elements from one row of logits to the next. In the gradient the elements past V are zeros.
-static inline int64_t padded_vocab(const OpsConfig *c) {
-  return fp8_padded(c->V);
-}
+#include "kernels/spec.h"
 
 // ---- The operations' types. A backend declares a function of each: `QkvOp fused_qkv;`.
 
@@ -191,29 +150,11 @@ struct Backend {
   char description[512]; // hardware and libraries, for the start-up table
   Phases opening;        // the time that each phase of its opening took
   char costs[128]; // the cost of a choice in the configuration, for the same table; empty if none
-  // Of one element; of masters one of a matrix (master_bytes_of).
-  size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes, moment_bytes;
-  // Masters of matrices are bf16, the values that products read: an unfolded compute weight has no
-  // memory of its own, its data is the master.
-  bool computes_with_masters;
-  bool folds_softmax;    // head_loss writes u and ux where they have memory (HeadGradient)
-  bool rounds_gradients; // grad_t is coarser than stat_t
-  // The most parts that a producer writes of a row statistic.
-  struct {
-    int64_t sumsq; // of a residual stream's row
-    int64_t s;     // of the backward's row sums
-  } most_parts;
+  Spec spec;       // as it was opened for: formats, sizes, and now the memory that it takes and has
   KernelKind kinds[OPERATION_COUNT]; // the kernels that run each operation, for profilers
-  Observed observed;      // marks are noted of these; unless it is nothing, no replay takes place
-  int64_t max_tokens;     // of OpsConfig
-  size_t workspace_bytes; // the backend's own memory, including its libraries' code
-  size_t granule;         // allocations are rounded up to multiples of this; 0 = no rounding
-  size_t memory_bytes;    // memory that was free when the backend was opened
-  Offload offload;        // as asked for where it has memory of its own, else OFFLOAD_NONE
-  int64_t offload_layers; // as asked for
-  size_t host_bytes;      // the host's that was free then, for what is offloaded
-  double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
-                          // scalings, else in bf16; 0 = not known
+  Observed observed; // marks are noted of these; unless it is nothing, no replay takes place
+  double peak_flops; // dense matrix FLOP/s of the hardware at its best, in FP8 where a run is in
+                     // FP8, else in bf16; 0 = not known
   int steps_ahead; // steps to queue before the first one's result is read: 1 on a GPU, 0 on the CPU
   // FP8: no scales are known yet; true until the first update (set_hyper) or scalings_write. Until
   // then an operation that writes copies runs twice: first to find their largest value and set the
@@ -229,20 +170,14 @@ struct Backend {
 
 // Element `index` of an array of activations. NULL stays NULL.
 static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {
-  return p ? (act_t *)((uintptr_t)p + (size_t)index * be->act_bytes) : NULL;
-}
-
-// Of one element of the tensor's master. A norm weight's is as wide as statistics are, whatever the
-// others are: bf16 has steps of 2^-8 and 2^-7 about 1, far more than an update.
-static inline size_t master_bytes_of(const Backend *be, const ParamTensor *t) {
-  return t->vector ? be->stat_bytes : be->master_bytes;
+  return p ? (act_t *)((uintptr_t)p + (size_t)index * act_bytes(&be->spec)) : NULL;
 }
 
 static inline fp8_t *fp8_at(const Backend *be, const fp8_t *p, int64_t index) {
-  return p ? (fp8_t *)((uintptr_t)p + (size_t)index * be->fp8_bytes) : NULL;
+  return p ? (fp8_t *)((uintptr_t)p + (size_t)index * fp8_bytes(&be->spec)) : NULL;
 }
 static inline stat_t *stat_at(const Backend *be, const stat_t *p, int64_t index) {
-  return p ? (stat_t *)((uintptr_t)p + (size_t)index * be->stat_bytes) : NULL;
+  return p ? (stat_t *)((uintptr_t)p + (size_t)index * stat_bytes(&be->spec)) : NULL;
 }
 
 // The rows from `row` on of an operand with rows of `cols` elements. With copies, row is a multiple
@@ -261,10 +196,8 @@ static inline RowStat row_stat_from(const Backend *be, RowStat s, int64_t row) {
   return s;
 }
 
-// The CPU reference. Never NULL: if memory fails, the program exits. The outline is only for memory
-// plans.
-Backend backend_cpu_outline(const OpsConfig *config);
-Backend *backend_cpu_create(const OpsConfig *config);
+// The CPU reference. Never NULL: if memory fails, the program exits.
+Backend *backend_cpu_create(const Spec *spec);
 
 // ---- The work of an operation, as its row in kernels/ops.def has it.
 
@@ -281,14 +214,6 @@ typedef struct OperationWork {
   double floor_bytes; // that a floor counts besides GEMM and attention
 } OperationWork;
 
-// What it depends on.
-typedef struct OperationSizes {
-  const Backend *be; // its element sizes
-  const OpsConfig *ops;
-  int64_t T;               // rows of a sequence: attention's
-  int64_t rows;            // of a loss chunk
-  const ParamTensor *list; // [count] of the update; NULL: it has no bytes
-  int count;
-} OperationSizes;
-
-OperationWork operation_work(const OperationSizes *sizes, Operation operation);
+// list [count]: of the update; NULL: it has no bytes.
+OperationWork operation_work(const Spec *spec, const ParamTensor *list, int count,
+                             Operation operation);

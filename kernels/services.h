@@ -69,10 +69,6 @@ typedef struct GpuGauges {
 typedef struct Services {
   void (*destroy)(Backend *be);
 
-  // Additional bytes that the backend allocates by the first update of this list of parameters, of
-  // which rows, cols, norm and parts are set. NULL where it allocates none.
-  size_t (*list_bytes)(const ParamTensor *list, int count);
-
   // ---- Memory of the backend. alloc returns NULL when there is not enough.
   void *(*alloc)(Backend *be, size_t bytes);
   // Bytes allocated on the GPU since the backend was opened, by the driver's count. NULL on the
@@ -80,7 +76,7 @@ typedef struct Services {
   size_t (*memory_taken)(Backend *be);
   void (*release)(Backend *be, void *memory);
   // The same of the host's memory that operations and all functions here use as the backend's own:
-  // pinned, so that kernels reach it. NULL where be->offload is OFFLOAD_NONE.
+  // pinned, so that kernels reach it. NULL where be->spec.offload is OFFLOAD_NONE.
   void *(*alloc_host)(Backend *be, size_t bytes);
   void (*release_host)(Backend *be, void *memory);
   void (*zero)(Backend *be, void *memory, size_t bytes);
@@ -105,7 +101,7 @@ typedef struct Services {
 
   // ---- Documents. The rows of the operations that follow, up to the next call, are these
   // documents, one after the other: attention of a row sees its own document alone. lengths [count]
-  // on the host, each at least 1 and at most OpsConfig.longest_document, their sum the rows of
+  // on the host, each at least 1 and at most Spec.longest_document, their sum the rows of
   // every attention. count 0: each sequence of T rows is one document, as it is before the first
   // call.
   void (*set_documents)(Backend *be, const int32_t *lengths, int64_t count);

@@ -5,14 +5,13 @@
 // backward. per_token: the loss' weight of a row. accumulate: onto the gradients of an earlier
 // micro-batch; chunks come in order.
 static void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate) {
-  Backend *be = llama->be;
   const int64_t D = llama->config.hidden_size, V = llama->config.vocab_size;
   const HeadChunk h = head_chunk(llama, chunk);
   const ParamTensor *W = llama->lm_head;
   const Acts *acts = &llama->acts;
   HeadGradient g = {.p = acts->dlogits, .u = acts->softmax_scale, .s = acts->s};
-  const bool apart = !accumulate && chunks_apart(&llama->shape, be),
-             last = chunk + 1 == llama->shape.loss_chunks;
+  const bool apart = !accumulate && chunks_apart(&llama->spec),
+             last = chunk + 1 == llama->spec.loss_chunks;
   g.ux = g.u ? operand_of(h.dx.data) : h.x; // dx is written after u x was read
   RUN(llama, head_loss, h.M, h.x, h.sumsq, W->folded, h.targets, acts->logits, per_token, &g);
   RUN(llama, lm_head_wgrad, h.M, V, D, g.p, g.ux, apart ? W->part_sum : NULL,
@@ -22,16 +21,16 @@ static void head_backward(Llama *llama, int64_t chunk, double per_token, bool ac
 
 // Layers share the buffers from which products read x; they get x of this layer again.
 static void repack(Llama *llama, Operand x) {
-  const Sizes n = llama_sizes(llama);
-  RUN(llama, repack, n.M, n.D, x);
+  const Spec *spec = &llama->spec;
+  RUN(llama, repack, batch_rows(spec), spec->D, x);
 }
 
-// Recomputes the activations that the layer did not keep (shape.recompute) from those it kept, by
+// Recomputes the activations that the layer did not keep (spec.recompute) from those it kept, by
 // the forward's own calls: the values are the same.
 static void layer_again(Llama *llama, int64_t l) {
-  const Recompute policy = llama->shape.recompute;
+  const Recompute policy = llama->spec.recompute;
   const LayerActs *a = &llama->acts.layers[l];
-  if (l >= recomputed_layers(&llama->config, &llama->shape)) return;
+  if (l >= recomputed_layers(&llama->spec)) return;
   range_push("recompute");
   repack(llama, policy == RECOMPUTE_LAYER ? a->x : a->x1);
   if (policy == RECOMPUTE_LAYER) layer_attention(llama, l);
@@ -41,8 +40,9 @@ static void layer_again(Llama *llama, int64_t l) {
 
 // From dx of the layer's output to dx of its input.
 static void layer_backward(Llama *llama, int64_t l, bool accumulate) {
-  const Sizes n = llama_sizes(llama);
-  const int64_t M = n.M, D = n.D, F = n.F, Hd = n.Hd, R = n.R;
+  const Spec *spec = &llama->spec;
+  const int64_t M = batch_rows(spec), D = spec->D, F = spec->F, Hd = query_width(spec),
+                R = packed_width(spec);
   const LayerParams *w = &llama->layers[l];
   const LayerActs *a = &llama->acts.layers[l];
   const Operand dy = a[1].dx; // of the layer's output
@@ -56,8 +56,8 @@ static void layer_backward(Llama *llama, int64_t l, bool accumulate) {
 
   RUN(llama, out_wgrad, M, D, Hd, a->dx1, a->o, w->out->grad, accumulate);
   RUN(llama, out_dgrad, M, Hd, a->dx1, w->out->compute, a->da);
-  RUN(llama, attention_backward, n.B, n.T, a->qkv, a->o.data, a->lse, a->da, a->dqkv);
-  RUN(llama, rope_backward, M, n.T, a->dqkv, a->qkv, a->x, a->x_sumsq, a->dqkv_prime, s);
+  RUN(llama, attention_backward, spec->batch, spec->seq, a->qkv, a->o.data, a->lse, a->da, a->dqkv);
+  RUN(llama, rope_backward, M, spec->seq, a->dqkv, a->qkv, a->x, a->x_sumsq, a->dqkv_prime, s);
   RUN(llama, qkv_wgrad, M, R, D, a->dqkv_prime, a->x, w->qkv->grad_folded, accumulate);
   RUN(llama, qkv_dgrad, M, R, a->dqkv_prime, w->qkv->folded, a->x, a->x_sumsq, *s, a->dx1.data,
       a->dx);
@@ -65,16 +65,16 @@ static void layer_backward(Llama *llama, int64_t l, bool accumulate) {
 
 static void embed_backward(Llama *llama, bool accumulate) {
   const Acts *acts = &llama->acts;
-  RUN(llama, embed_backward, llama_sizes(llama).M, acts->tokens, acts->layers[0].dx.data,
+  RUN(llama, embed_backward, batch_rows(&llama->spec), acts->tokens, acts->layers[0].dx.data,
       llama->embed->grad, accumulate);
 }
 
 void llama_backward(Llama *llama, double scale, bool accumulate) {
   Backend *be = llama->be;
   const ReplaySlot slot = accumulate ? REPLAY_NEXT_BACKWARD : REPLAY_FIRST_BACKWARD;
-  const int64_t L = llama->config.num_hidden_layers, chunks = llama->shape.loss_chunks,
-                recomputed = recomputed_layers(&llama->config, &llama->shape);
-  const double per_token = scale / (double)llama_sizes(llama).M;
+  const int64_t L = llama->config.num_hidden_layers, chunks = llama->spec.loss_chunks,
+                recomputed = recomputed_layers(&llama->spec);
+  const double per_token = scale / (double)batch_rows(&llama->spec);
   if (!be->services.replay_begin(be, slot)) return;
   range_push("backward");
   if (!accumulate) be->services.step_begin(be);

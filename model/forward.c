@@ -4,48 +4,49 @@
 
 void embed_forward(Llama *llama) {
   LayerActs *a = &llama->acts.layers[0];
-  RUN(llama, embed, llama_sizes(llama).M, llama->acts.tokens, llama->embed->compute.data, a->x,
+  RUN(llama, embed, batch_rows(&llama->spec), llama->acts.tokens, llama->embed->compute.data, a->x,
       &a->x_sumsq);
 }
 
 // Generation: the cache holds the keys and values of earlier rows, and gets those of these rows.
 static void cached_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
-  const Sizes n = llama_sizes(llama);
+  const Spec *spec = &llama->spec;
   const LayerActs *a = &llama->acts.layers[l];
   const Operand W = llama->layers[l].qkv->folded;
-  if (n.T == 1)
+  if (spec->seq == 1)
     be->qkv_token(be, llama->position, a->x, a->x_sumsq, W, a->cache);
   else
-    be->qkv(be, n.M, n.T, llama->first, a->x, a->x_sumsq, W,
-            act_at(be, a->cache, llama->first * n.R));
-  be->attention_decode(be, llama->position, n.T, a->cache, a->o);
+    be->qkv(be, batch_rows(spec), spec->seq, llama->first, a->x, a->x_sumsq, W,
+            act_at(be, a->cache, llama->first * packed_width(spec)));
+  be->attention_decode(be, llama->position, spec->seq, a->cache, a->o);
 }
 
 void layer_attention(Llama *llama, int64_t l) {
-  const Sizes n = llama_sizes(llama);
+  const Spec *spec = &llama->spec;
   const LayerParams *w = &llama->layers[l];
   LayerActs *a = &llama->acts.layers[l];
   if (a->cache) {
     cached_attention(llama, l);
   } else {
-    RUN(llama, qkv, n.M, n.T, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv);
-    RUN(llama, attention, n.B, n.T, a->qkv, a->o, a->lse);
+    RUN(llama, qkv, batch_rows(spec), spec->seq, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv);
+    RUN(llama, attention, spec->batch, spec->seq, a->qkv, a->o, a->lse);
   }
-  RUN(llama, out, n.M, n.Hd, a->o, w->out->compute, a->x.data, a->x_sumsq, a->x1, &a->x1_sumsq);
+  RUN(llama, out, batch_rows(spec), query_width(spec), a->o, w->out->compute, a->x.data, a->x_sumsq,
+      a->x1, &a->x1_sumsq);
 }
 
 void layer_gate_up(Llama *llama, int64_t l) {
   LayerActs *a = &llama->acts.layers[l];
-  RUN(llama, gate_up, llama_sizes(llama).M, a->x1, a->x1_sumsq, llama->layers[l].gate_up->folded,
-      a->z, a->y);
+  RUN(llama, gate_up, batch_rows(&llama->spec), a->x1, a->x1_sumsq,
+      llama->layers[l].gate_up->folded, a->z, a->y);
 }
 
 static void layer_down(Llama *llama, int64_t l) {
-  const Sizes n = llama_sizes(llama);
+  const Spec *spec = &llama->spec;
   LayerActs *a = &llama->acts.layers[l], *next = a + 1;
-  RUN(llama, down, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1.data, a->x1_sumsq, next->x,
-      &next->x_sumsq);
+  RUN(llama, down, batch_rows(spec), spec->F, a->y, llama->layers[l].down->compute, a->x1.data,
+      a->x1_sumsq, next->x, &next->x_sumsq);
 }
 
 void layer_forward(Llama *llama, int64_t l) {
@@ -70,9 +71,9 @@ void llama_forward(Llama *llama) {
 
 void llama_loss(Llama *llama, double scale) {
   Backend *be = llama->be;
-  const double per_token = scale / (double)llama_sizes(llama).M;
+  const double per_token = scale / (double)batch_rows(&llama->spec);
   if (!be->services.replay_begin(be, REPLAY_LOSS)) return;
-  for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
+  for (int64_t c = 0; c < llama->spec.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
     RUN(llama, validation_loss, h.M, h.x, h.sumsq, llama->lm_head->folded, h.targets,
         llama->acts.logits, per_token, NULL);

@@ -25,12 +25,12 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
   const ModelConfig *c = &llama->config;
   Llama *own = &g->llama;
   *own = *llama;
-  own->shape = sampler_shape(&llama->shape, max_positions, be);
+  own->spec = sampler_spec(&llama->spec, max_positions);
   own->acts = (Acts){.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof *own->acts.layers)};
-  g->rows = own->shape.seq;
+  g->rows = own->spec.seq;
   g->history = xcalloc((size_t)max_positions, sizeof *g->history);
   g->logits_host = xcalloc((size_t)c->vocab_size, sizeof *g->logits_host);
-  const size_t bytes = acts_layout(&own->acts, c, &own->shape, be, NULL, NULL);
+  const size_t bytes = acts_layout(&own->acts, c, &own->spec, NULL, NULL);
   g->block = be->services.alloc(be, bytes);
   if (!g->block) {
     error_set(err, "not enough memory for a context of %lld tokens (%s); use a shorter one",
@@ -38,7 +38,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
     generator_destroy(g);
     return NULL;
   }
-  acts_layout(&own->acts, c, &own->shape, be, g->block, NULL);
+  acts_layout(&own->acts, c, &own->spec, g->block, NULL);
   return g;
 }
 
@@ -62,8 +62,8 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   const bool alone = count == 1;
   llama->first = g->length;
   llama->position = acts->targets; // a generator has no other use for them
-  llama->shape.seq = llama->shape.loss_chunks = count;
-  assert(g->length + count <= llama->shape.context);
+  llama->spec.seq = llama->spec.loss_chunks = count;
+  assert(g->length + count <= llama->spec.context);
   memcpy(g->history + g->length, ids, (size_t)count * sizeof *ids);
   be->services.write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
   be->services.write(be, acts->targets, &position, sizeof position);
@@ -80,14 +80,14 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
 // A full cache is emptied and its newer half fed again from position 0, so that text has no limit.
 static void feed(Generator *g, const int32_t *ids, int64_t count) {
   while (count > 0) {
-    if (g->length == g->llama.shape.context) {
+    if (g->length == g->llama.spec.context) {
       const int64_t kept = g->length / 2;
       const int32_t *newer = g->history + g->length - kept;
       g->length = 0;
       feed(g, newer, kept); // overwrites tokens before `newer` alone
     }
     int64_t now = count < g->rows ? count : g->rows;
-    if (now > g->llama.shape.context - g->length) now = g->llama.shape.context - g->length;
+    if (now > g->llama.spec.context - g->length) now = g->llama.spec.context - g->length;
     feed_rows(g, ids, now);
     ids += now;
     count -= now;

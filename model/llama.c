@@ -8,11 +8,9 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-// Shapes alone: all pointers to tensors are NULL.
-static void outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
+static void make_lists(Llama *llama, const ModelConfig *config, const Spec *spec) {
   const int64_t L = config->num_hidden_layers;
-  *llama =
-      (Llama){.config = *config, .shape = *shape, .be = be, .param_count = params_count(config)};
+  *llama = (Llama){.config = *config, .spec = *spec, .param_count = params_count(config)};
   ParamTensor *all = llama->tensors = xcalloc((size_t)llama->param_count, sizeof *all);
   llama->acts.layers = xcalloc((size_t)L + 1, sizeof *llama->acts.layers);
   llama->layers = xcalloc((size_t)L, sizeof *llama->layers);
@@ -23,9 +21,16 @@ static void outline(Llama *llama, const ModelConfig *config, const RunShape *sha
                                      .down = all + param_index(config, PARAM_DOWN, l)};
   llama->embed = all + param_index(config, PARAM_EMBED, -1);
   llama->lm_head = all + param_index(config, PARAM_LM_HEAD, -1);
-  params_layout(all, config, shape, be, NULL, NULL, NULL);
-  grads_layout(all, config, shape, be, NULL, NULL, NULL);
-  acts_layout(&llama->acts, config, shape, be, NULL, NULL);
+}
+
+// Sets the pointers of all tensors: into the blocks, or to NULL where there are none.
+static void lay_out(Llama *llama) {
+  const ModelConfig *c = &llama->config;
+  const Spec *spec = &llama->spec;
+  char *host = llama->host_block;
+  const ParamBytes params = params_layout(llama->tensors, c, spec, llama->params_block, host, NULL);
+  grads_layout(llama->tensors, c, spec, llama->grads_block, host ? host + params.host : NULL, NULL);
+  acts_layout(&llama->acts, c, spec, llama->acts_block, NULL);
 }
 
 static int take_host_block(Llama *llama, size_t bytes, Error *err) {
@@ -38,32 +43,29 @@ static int take_host_block(Llama *llama, size_t bytes, Error *err) {
                    size_text(bytes).text);
 }
 
-int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
-                 Error *err) {
-  outline(llama, config, shape, be);
-  MemoryPlan plan;
-  memory_plan(&plan, config, shape, be);
-  const bool fits = plan.total_bytes <= be->memory_bytes;
-  if (memory_check_host(&plan, be, err) != 0 ||
-      (fits && take_host_block(llama, plan.host_bytes, err) != 0)) {
+int llama_create(Llama *llama, const ModelConfig *config, Backend *be, Error *err) {
+  const Spec *spec = &be->spec;
+  make_lists(llama, config, spec);
+  llama->be = be;
+  MemoryPlan *plan = &llama->plan;
+  memory_plan(plan, config, spec);
+  const bool fits = plan->total_bytes <= spec->memory_bytes;
+  if (memory_check_host(plan, spec, err) != 0 ||
+      (fits && take_host_block(llama, plan->host_bytes, err) != 0)) {
     llama_destroy(llama);
     return -1;
   }
-  llama->params_block = fits ? be->services.alloc(be, plan.params_bytes) : NULL;
-  llama->grads_block = fits ? be->services.alloc(be, plan.grads_bytes) : NULL;
-  llama->acts_block = fits ? be->services.alloc(be, plan.acts_bytes) : NULL;
+  llama->params_block = fits ? be->services.alloc(be, plan->params_bytes) : NULL;
+  llama->grads_block = fits ? be->services.alloc(be, plan->grads_bytes) : NULL;
+  llama->acts_block = fits ? be->services.alloc(be, plan->acts_bytes) : NULL;
   if (!llama->params_block || !llama->grads_block || !llama->acts_block) {
+    const size_t total = plan->total_bytes, acts = plan->acts_bytes;
     llama_destroy(llama);
-    return error_set(err,
-                     "not enough memory: the run needs %s (activations %s) and this %s has %s free",
-                     size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
-                     size_text(be->memory_bytes).text);
+    return error_set(
+        err, "not enough memory: the run needs %s (activations %s) and this %s has %s free",
+        size_text(total).text, size_text(acts).text, be->name, size_text(spec->memory_bytes).text);
   }
-  const ParamBytes params = params_layout(llama->tensors, config, shape, be, llama->params_block,
-                                          llama->host_block, NULL);
-  grads_layout(llama->tensors, config, shape, be, llama->grads_block,
-               llama->host_block ? llama->host_block + params.host : NULL, NULL);
-  acts_layout(&llama->acts, config, shape, be, llama->acts_block, NULL);
+  lay_out(llama);
   return 0;
 }
 
@@ -81,15 +83,15 @@ void llama_destroy(Llama *llama) {
 
 HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
   const Backend *be = llama->be;
-  const Sizes n = llama_sizes(llama);
-  const LayerActs *last = &llama->acts.layers[n.L];
+  const Spec *s = &llama->spec;
+  const LayerActs *last = &llama->acts.layers[s->L];
   const int32_t *targets = llama->acts.targets;
-  const int64_t row = chunk * n.head_rows, left = n.M - row;
-  return (HeadChunk){.M = left < n.head_rows ? left : n.head_rows,
-                     .x = operand_from(be, last->x, row, n.D),
+  const int64_t rows = chunk_rows(s), row = chunk * rows, left = batch_rows(s) - row;
+  return (HeadChunk){.M = left < rows ? left : rows,
+                     .x = operand_from(be, last->x, row, s->D),
                      .sumsq = row_stat_from(be, last->x_sumsq, row),
                      .targets = targets ? targets + row : NULL,
-                     .dx = operand_from(be, last->dx, row, n.D)};
+                     .dx = operand_from(be, last->dx, row, s->D)};
 }
 
 // The initial values of a parameter are those of its HF tensors, rows in our order: here on the
@@ -123,10 +125,10 @@ static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
 
 void llama_zero_moments(Llama *llama) {
   Backend *be = llama->be;
-  for (int i = 0; llama->shape.train && i < llama->param_count; i++)
+  for (int i = 0; llama->spec.train && i < llama->param_count; i++)
     for (ParamState state = 0; state < PARAM_STATES; state++) {
       if (state == STATE_master || !state_saved_as(&llama->tensors[i], state)) continue;
-      const StateMemory m = state_memory(be, &llama->tensors[i], state);
+      const StateMemory m = state_memory(&llama->spec, &llama->tensors[i], state);
       be->services.zero(be, m.at, m.bytes);
     }
 }
@@ -146,49 +148,10 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
   be->services.refresh(be, llama->tensors, llama->param_count);
 }
 
-// RoPE's angle per position of pair j, as HF transformers' modeling_rope_utils.py has it. linear
-// divides all frequencies by factor. llama3, LLaMA-3.1's own, divides frequencies whose wavelength
-// is longer than original / low_freq_factor, keeps frequencies whose wavelength is shorter than
-// original / high_freq_factor, and blends between the two, linearly in original / wavelength.
-static double rope_frequency(const ModelConfig *c, int64_t j) {
-  const double frequency = pow(c->rope_theta, -2.0 * (double)j / (double)c->head_dim);
-  if (c->rope_scaling.type == ROPE_DEFAULT) return frequency;
-  if (c->rope_scaling.type == ROPE_LINEAR) return frequency / c->rope_scaling.factor;
-  const double original = (double)c->rope_scaling.original_max_position_embeddings;
-  const double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
-  const double wavelength = 2 * 3.14159265358979323846 / frequency;
-  if (wavelength < original / high) return frequency;
-  if (wavelength > original / low) return frequency / c->rope_scaling.factor;
-  const double smooth = (original / wavelength - low) / (high - low);
-  return (1 - smooth) * frequency / c->rope_scaling.factor + smooth * frequency;
-}
-
-OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t max_positions,
-                           int threads) {
-  OpsConfig ops = {
-      .D = c->hidden_size,
-      .F = c->intermediate_size,
-      .H = c->num_attention_heads,
-      .KV = c->num_key_value_heads,
-      .d = c->head_dim,
-      .V = c->vocab_size,
-      .max_tokens = shape->batch * shape->seq,
-      .max_positions = max_positions,
-      .usual_documents = shape->usual_documents,
-      .longest_document = shape->longest_document,
-      .whole_windows = shape->whole_windows,
-      .rms_norm_eps = c->rms_norm_eps,
-      .threads = threads,
-  };
-  assert(c->head_dim <= MAX_HEAD_DIM);
-  for (int64_t j = 0; j < c->head_dim / 2; j++) ops.inv_freq[j] = rope_frequency(c, j);
-  return ops;
-}
-
 void llama_load_batch(Llama *llama, const Batch *batch) {
-  const size_t bytes = (size_t)(llama->shape.batch * llama->shape.seq) * sizeof(int32_t);
+  const size_t bytes = (size_t)(batch_rows(&llama->spec)) * sizeof(int32_t);
   llama->be->services.write(llama->be, llama->acts.tokens, batch->tokens, bytes);
   llama->be->services.write(llama->be, llama->acts.targets, batch->targets, bytes);
   llama->be->services.set_documents(llama->be, batch->lengths,
-                                    llama->shape.usual_documents > 0 ? batch->documents : 0);
+                                    llama->spec.usual_documents > 0 ? batch->documents : 0);
 }

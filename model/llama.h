@@ -3,6 +3,7 @@
 #pragma once
 #include "data/batch.h"
 #include "kernels/ops.h"
+#include "model/spec.h"
 #include "model/tensors.h"
 
 // The matrices of a layer, in Llama.tensors.
@@ -12,44 +13,35 @@ typedef struct LayerParams {
 
 typedef struct Llama {
   ModelConfig config;
-  RunShape shape;
+  Spec spec;   // the backend's; of a generator its own
   Backend *be; // not owned
   int param_count;
   ParamTensor *tensors;         // [param_count] in the order of model/tensors.def
   LayerParams *layers;          // [num_hidden_layers]
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
+  MemoryPlan plan;
   int64_t first;           // generation: position of the first row; in training 0
   const int32_t *position; // generation: the same, in the backend's memory; in training NULL
-  char *params_block; // masters, moments, compute copies
-  char *host_block;   // of these and of gradients what be->offload names; NULL: nothing
+  char *params_block;      // masters, moments, compute copies
+  char *host_block;        // of these and of gradients what spec.offload names; NULL: nothing
   char *grads_block;
   char *acts_block;
 } Llama;
 
-static inline Sizes llama_sizes(const Llama *llama) {
-  return model_sizes(&llama->config, &llama->shape);
-}
-
-// Allocates everything the run needs on the backend (the sum printed by memory_plan_print); weights
-// are not set.
-int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
-                 Error *err);
+// Allocates everything the run needs on the backend, as llama->plan says; weights are not set.
+int llama_create(Llama *llama, const ModelConfig *config, Backend *be, Error *err);
 void llama_destroy(Llama *llama); // zeros are fine
 
 // Random weights (tensors.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
-// The moments alone; without shape.train there are none.
+// The moments alone; without spec.train there are none.
 void llama_zero_moments(Llama *llama);
-
-// The backend configuration for this model; makes no calls.
-OpsConfig llama_ops_config(const ModelConfig *config, const RunShape *shape, int64_t max_positions,
-                           int threads);
 
 // ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
 // records the calls that are the same in every step and replays them (kernels/ops.h).
 
-// A micro-batch of shape.batch windows. Without shape.usual_documents each is one document.
+// A micro-batch of spec.batch windows. Without spec.usual_documents each is one document.
 void llama_load_batch(Llama *llama, const Batch *batch);
 // The layers: x of the output layer and its sums of squares.
 void llama_forward(Llama *llama);

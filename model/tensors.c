@@ -10,23 +10,6 @@
 #include "base/rng.h"
 #include "kernels/math.h"
 
-Sizes model_sizes(const ModelConfig *c, const RunShape *shape) {
-  const int64_t M = shape->batch * shape->seq, Hd = c->num_attention_heads * c->head_dim;
-  return (Sizes){
-      .B = shape->batch,
-      .T = shape->seq,
-      .M = M,
-      .D = c->hidden_size,
-      .F = c->intermediate_size,
-      .H = c->num_attention_heads,
-      .Hd = Hd,
-      .R = Hd + 2 * c->num_key_value_heads * c->head_dim,
-      .V = c->vocab_size,
-      .padded_V = padded_vocab(&(OpsConfig){.V = c->vocab_size}),
-      .L = c->num_hidden_layers,
-      .head_rows = shape->loss_chunks > 0 ? (M + shape->loss_chunks - 1) / shape->loss_chunks : M};
-}
-
 // ---- Parameters
 
 enum { BEFORE_LAYERS = PARAM_ATTN_NORM, PER_LAYER = PARAM_FINAL_NORM - PARAM_ATTN_NORM };
@@ -76,8 +59,9 @@ typedef struct ParameterRow {
 
 static ParameterRow parameter_row(const ModelConfig *c, ParamKind kind) {
   enum { MATRIX, VECTOR };
-  const Sizes n = model_sizes(c, &(RunShape){.batch = 1, .seq = 1});
-  const int64_t D = n.D, F = n.F, V = n.V, Hd = n.Hd, R = n.R, KVd = (R - Hd) / 2;
+  const int64_t D = c->hidden_size, F = c->intermediate_size, V = c->vocab_size,
+                Hd = c->num_attention_heads * c->head_dim,
+                KVd = c->num_key_value_heads * c->head_dim, R = Hd + 2 * KVd;
 #define PART(...)                                                                                  \
   { __VA_ARGS__ }
 #define PARAMETER(enumerator, name, kind, rows, cols, norm, ...)                                   \
@@ -237,12 +221,12 @@ typedef struct Table {
     .offset = offsetof(of, field), .rows = rows_, .cols = cols_, __VA_ARGS__                       \
   }
 
-static Table make_table(const ModelConfig *c, const RunShape *shape, const Backend *be) {
-  const Sizes n = model_sizes(c, shape);
-  const int64_t B = n.B, T = n.T, M = n.M, D = n.D, F = n.F, H = n.H, Hd = n.Hd, R = n.R,
-                padded_V = n.padded_V, chunk = n.head_rows, context = shape->context,
-                parts = be->most_parts.sumsq, s_parts = be->most_parts.s;
-  const bool train = shape->train, fp8 = shape->fp8, folds_softmax = be->folds_softmax;
+static Table make_table(const Spec *s) {
+  const int64_t B = s->batch, T = s->seq, M = batch_rows(s), D = s->D, F = s->F, H = s->H,
+                Hd = query_width(s), R = packed_width(s), padded_V = padded_vocab(s),
+                chunk = chunk_rows(s), context = s->context, parts = s->most_parts.sumsq,
+                s_parts = s->most_parts.s;
+  const bool train = s->train, fp8 = s->fp8, folds_softmax = s->folds_softmax;
   return (Table){
 #define FIELD(field) 1 + offsetof(LayerActs, field)
 #define LAYER(kind, field, name, rows, cols, where_, lifetime_, ...)                               \
@@ -304,7 +288,7 @@ static Scale *scale_list(const ModelConfig *c, const Table *t, int *count) {
 
 // The same without a run; *t gets the rows.
 static Scale *scales_of(const ModelConfig *c, Table *t, int *count) {
-  *t = make_table(c, &(RunShape){.batch = 1, .seq = 1}, &(Backend){.name = ""});
+  *t = make_table(&(Spec){0});
   return scale_list(c, t, count);
 }
 
@@ -337,15 +321,15 @@ int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
   return i;
 }
 
-void scalings_declare(const ModelConfig *c, OpsConfig *ops) {
+void scalings_declare(const ModelConfig *c, Spec *spec) {
   Table t;
-  Scale *list = scales_of(c, &t, &ops->scaling_count);
-  ScalingKind *kinds = xcalloc((size_t)ops->scaling_count, sizeof *kinds);
-  for (int i = 0; i < ops->scaling_count; i++)
+  Scale *list = scales_of(c, &t, &spec->scaling_count);
+  ScalingKind *kinds = xcalloc((size_t)spec->scaling_count, sizeof *kinds);
+  for (int i = 0; i < spec->scaling_count; i++)
     kinds[i] = (ScalingKind){FP8_E4M3, list[i].fixed ? 1 : 0};
   free(list);
-  ops->scalings = kinds;
-  ops->weight_scalings = params_count(c);
+  spec->scalings = kinds;
+  spec->weight_scalings = params_count(c);
 }
 
 bool scaling_used(const ModelConfig *c, int index) {
@@ -369,20 +353,15 @@ typedef struct Layout {
   Arena arena, host; // host: of what is offloaded
   MemoryPlan *plan;
   const ModelConfig *model;
-  const RunShape *shape;
-  const Backend *be;
+  const Spec *spec;
   Table table;
   fp8_t *rows_in[POOLS], *cols_in[POOLS];
 } Layout;
 
-static Layout layout_of(const ModelConfig *c, const RunShape *shape, const Backend *be, char *block,
-                        char *host_block, MemoryPlan *plan) {
-  return (Layout){.arena = {block, 0},
-                  .host = {host_block, 0},
-                  .plan = plan,
-                  .model = c,
-                  .shape = shape,
-                  .be = be};
+static Layout layout_of(const ModelConfig *c, const Spec *spec, char *block, char *host_block,
+                        MemoryPlan *plan) {
+  return (Layout){
+      .arena = {block, 0}, .host = {host_block, 0}, .plan = plan, .model = c, .spec = spec};
 }
 
 static void book_in(MemoryPlan *plan, bool host, const char *name, const char *shape,
@@ -421,47 +400,42 @@ static void *take(Layout *l, const char *name, const char *shape, int64_t elemen
 }
 
 static bool exists(const Layout *l, const TensorRow *r, int64_t layer) {
-  if (r->lifetime == GRADIENT && !l->shape->train) return false;
-  if (r->lifetime == CACHE && !l->shape->cache) return false;
+  if (r->lifetime == GRADIENT && !l->spec->train) return false;
+  if (r->lifetime == CACHE && !l->spec->cache) return false;
   return layer < l->model->num_hidden_layers || r->where == TO_END;
-}
-
-int64_t recomputed_layers(const ModelConfig *c, const RunShape *shape) {
-  if (shape->recompute == RECOMPUTE_NONE) return 0;
-  return shape->recompute_layers > 0 ? shape->recompute_layers : c->num_hidden_layers;
 }
 
 // Whether a layer has a buffer of its own, or that of layer 0.
 static bool owns(const Layout *l, Lifetime lifetime, int64_t layer) {
-  const bool recomputed = lifetime == RECOMPUTED_LAYER ? l->shape->recompute == RECOMPUTE_LAYER
+  const bool recomputed = lifetime == RECOMPUTED_LAYER ? l->spec->recompute == RECOMPUTE_LAYER
                                                        : lifetime == RECOMPUTED_MLP;
   if (layer == 0 || lifetime == CACHE) return true;
   if (lifetime == GRADIENT) return false;
-  if (recomputed && layer < recomputed_layers(l->model, l->shape)) return false;
-  return l->shape->train || layer == l->model->num_hidden_layers;
+  if (recomputed && layer < recomputed_layers(l->spec)) return false;
+  return l->spec->train || layer == l->model->num_hidden_layers;
 }
 
 // first: the field of layer 0.
 static void place_operand(Layout *l, const TensorRow *r, Operand *x, const Operand *first,
                           int64_t layer) {
-  const bool fp8 = l->shape->fp8, own = owns(l, r->lifetime, layer);
-  const size_t act_bytes = l->be->act_bytes, fp8_bytes = l->be->fp8_bytes;
+  const bool fp8 = l->spec->fp8, own = owns(l, r->lifetime, layer);
+  const size_t of_act = act_bytes(l->spec), of_copy = fp8_bytes(l->spec);
   x->fp8 = fp8 && layer >= r->first_layer;
   if (fp8 ? !r->alone : !r->in_place)
-    x->data = own ? take(l, r->name, r->shape, r->rows * r->cols, act_bytes) : first->data;
+    x->data = own ? take(l, r->name, r->shape, r->rows * r->cols, of_act) : first->data;
   if (!x->fp8) return;
   x->stride = fp8_padded(r->rows);
   if (r->scale == OF_ROWS)
     x->row_scale =
-        own ? take(l, "row scales", "[M]", r->rows, l->be->stat_bytes) : first->row_scale;
+        own ? take(l, "row scales", "[M]", r->rows, stat_bytes(l->spec)) : first->row_scale;
   x->by_row = l->rows_in[r->rows_in];
   if (r->rows_in == OWN_BUFFER)
-    x->by_row = take(l, r->name, "FP8 by row", r->rows * r->cols, fp8_bytes);
-  if (!l->shape->train) return;
+    x->by_row = take(l, r->name, "FP8 by row", r->rows * r->cols, of_copy);
+  if (!l->spec->train) return;
   x->by_col = l->cols_in[r->cols_in];
   if (r->cols_in == OWN_BUFFER)
     x->by_col = owns(l, r->cols_live, layer)
-                    ? take(l, r->name, "FP8 by column", r->cols * x->stride, fp8_bytes)
+                    ? take(l, r->name, "FP8 by column", r->cols * x->stride, of_copy)
                     : first->by_col;
 }
 
@@ -470,42 +444,42 @@ static void place(Layout *l, const TensorRow *r, void *of, const void *first_of,
   void *field = (char *)of + r->offset;
   const void *first = (const char *)first_of + r->offset;
   const bool own = owns(l, r->lifetime, layer);
-  const int64_t count = r->rows * r->cols, stride = l->be->max_tokens;
+  const int64_t count = r->rows * r->cols, stride = l->spec->max_tokens;
   if (r->kind == OPERAND) place_operand(l, r, field, first, layer);
   if (r->kind == VALUES)
     *(act_t **)field =
-        own ? take(l, r->name, r->shape, count, l->be->act_bytes) : *(act_t *const *)first;
+        own ? take(l, r->name, r->shape, count, act_bytes(l->spec)) : *(act_t *const *)first;
   if (r->kind == STATISTIC)
     *(stat_t **)field =
-        own ? take(l, r->name, r->shape, count, l->be->stat_bytes) : *(stat_t *const *)first;
+        own ? take(l, r->name, r->shape, count, stat_bytes(l->spec)) : *(stat_t *const *)first;
   if (r->kind == IDS) *(int32_t **)field = take(l, r->name, r->shape, count, sizeof(int32_t));
   if (r->kind != SUMS) return;
   RowStat *sums = field;
   *sums = *(const RowStat *)first;
-  if (own) sums->data = take(l, r->name, r->shape, r->rows * stride, l->be->stat_bytes);
+  if (own) sums->data = take(l, r->name, r->shape, r->rows * stride, stat_bytes(l->spec));
   sums->stride = stride;
 }
 
 // In bf16 some gradients overwrite the tensors that they are computed from.
 static void place_inside(const Layout *l, const TensorRow *r, void *of) {
-  if (r->in_place && !l->shape->fp8)
+  if (r->in_place && !l->spec->fp8)
     ((Operand *)((char *)of + r->offset))->data = *(act_t **)((char *)of + r->in_place - 1);
 }
 
 // The buffer of a pool is as large as its largest operand.
 static void take_pools(Layout *l) {
-  for (int pool = OWN_BUFFER + 1; pool < POOLS && l->shape->fp8; pool++) {
+  for (int pool = OWN_BUFFER + 1; pool < POOLS && l->spec->fp8; pool++) {
     int64_t rows = 0, cols = 0;
     for (int i = 0; i < LAYER_TENSORS; i++) {
       const TensorRow *r = &l->table.layer[i];
       if (!r->scale || !exists(l, r, 0)) continue;
       const int64_t of_rows = r->rows * r->cols, of_cols = r->cols * fp8_padded(r->rows);
       if ((int)r->rows_in == pool && of_rows > rows) rows = of_rows;
-      if ((int)r->cols_in == pool && of_cols > cols && l->shape->train) cols = of_cols;
+      if ((int)r->cols_in == pool && of_cols > cols && l->spec->train) cols = of_cols;
     }
     const char *name = "FP8 copies, in turns";
-    if (rows > 0) l->rows_in[pool] = take(l, name, "by row", rows, l->be->fp8_bytes);
-    if (cols > 0) l->cols_in[pool] = take(l, name, "by column", cols, l->be->fp8_bytes);
+    if (rows > 0) l->rows_in[pool] = take(l, name, "by row", rows, fp8_bytes(l->spec));
+    if (cols > 0) l->cols_in[pool] = take(l, name, "by column", cols, fp8_bytes(l->spec));
   }
 }
 
@@ -519,11 +493,11 @@ static void number_scales(Layout *l, Acts *acts) {
   free(list);
 }
 
-size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
-                   char *block, MemoryPlan *plan) {
+size_t acts_layout(Acts *acts, const ModelConfig *c, const Spec *spec, char *block,
+                   MemoryPlan *plan) {
   const int64_t L = c->num_hidden_layers;
-  Layout l = layout_of(c, shape, be, block, NULL, plan);
-  l.table = make_table(c, shape, be);
+  Layout l = layout_of(c, spec, block, NULL, plan);
+  l.table = make_table(spec);
   LayerActs *layers = acts->layers;
   memset(layers, 0, (size_t)(L + 1) * sizeof *layers);
   *acts = (Acts){.layers = layers};
@@ -541,19 +515,21 @@ size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, cons
     place_inside(&l, &l.table.step[i], acts);
   }
   number_scales(&l, acts);
-  acts->dlogits.row_stride = model_sizes(c, shape).padded_V;
+  acts->dlogits.row_stride = padded_vocab(spec);
   return l.arena.used;
 }
 
-RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) {
+Spec sampler_spec(const Spec *run, int64_t context) {
   enum { FEED_ROWS = 64 }; // tokens of a prompt that pass the layers together
-  const int64_t rows = be->max_tokens < FEED_ROWS ? be->max_tokens : FEED_ROWS;
-  return (RunShape){.batch = 1,
-                    .seq = rows,
-                    .loss_chunks = rows,
-                    .context = context,
-                    .cache = true,
-                    .fp8 = run->fp8};
+  Spec s = *run;
+  s.batch = 1;
+  s.seq = s.loss_chunks = run->max_tokens < FEED_ROWS ? run->max_tokens : FEED_ROWS;
+  s.train = s.muon = false;
+  s.recompute = RECOMPUTE_NONE;
+  s.usual_documents = 0;
+  s.context = context;
+  s.cache = true;
+  return s;
 }
 
 // ---- States of a parameter
@@ -579,7 +555,7 @@ typedef struct StateRow {
 
 // l: NULL in training, where nothing but the parameter decides about what is saved.
 static StateRow state_row(const Layout *l, const ParamTensor *t, int index, ParamState state) {
-  const bool train = !l || l->shape->train, apart = l && chunks_apart(l->shape, l->be),
+  const bool train = !l || l->spec->train, apart = l && chunks_apart(l->spec),
              head = l && index == param_index(l->model, PARAM_LM_HEAD, -1), matrix = !t->vector,
              by_muon = t->part_count > 0, folded = t->norm >= 0,
              plain = !folded || index < BEFORE_LAYERS; // which is looked up
@@ -592,10 +568,10 @@ static StateRow state_row(const Layout *l, const ParamTensor *t, int index, Para
   return rows[state];
 }
 
-static size_t state_width(const Backend *be, const ParamTensor *t, StateKind kind) {
-  return kind == MASTERS   ? master_bytes_of(be, t)
-         : kind == MOMENTS ? be->moment_bytes
-                           : be->grad_bytes;
+static size_t state_width(const Spec *spec, const ParamTensor *t, StateKind kind) {
+  return kind == MASTERS   ? master_bytes(spec, t)
+         : kind == MOMENTS ? moment_bytes(spec)
+                           : grad_bytes(spec);
 }
 
 const char *state_saved_as(const ParamTensor *t, ParamState state) {
@@ -603,9 +579,9 @@ const char *state_saved_as(const ParamTensor *t, ParamState state) {
   return r.exists ? r.saved_as : NULL;
 }
 
-StateMemory state_memory(const Backend *be, const ParamTensor *t, ParamState state) {
+StateMemory state_memory(const Spec *spec, const ParamTensor *t, ParamState state) {
   const StateRow r = state_row(NULL, t, 0, state);
-  StateMemory m = {.bytes = (size_t)(t->rows * t->cols) * state_width(be, t, r.kind),
+  StateMemory m = {.bytes = (size_t)(t->rows * t->cols) * state_width(spec, t, r.kind),
                    .on_host = t->offloaded >= (Offload)r.kind};
   memcpy(&m.at, (const char *)t + r.offset, sizeof m.at);
   return m;
@@ -615,36 +591,36 @@ void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state) 
   if (state == STATE_master)
     be->services.read_master(be, to, t, 0, t->rows * t->cols);
   else
-    be->services.read_moments(be, to, state_memory(be, t, state).at, t->rows * t->cols);
+    be->services.read_moments(be, to, state_memory(&be->spec, t, state).at, t->rows * t->cols);
 }
 
 void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from) {
   if (state == STATE_master)
     be->services.write_master(be, t, 0, from, t->rows * t->cols);
   else
-    be->services.write_moments(be, state_memory(be, t, state).at, from, t->rows * t->cols);
+    be->services.write_moments(be, state_memory(&be->spec, t, state).at, from, t->rows * t->cols);
 }
 
 // Which states of a parameter lie on the host. Those of vectors stay on the device: they are small,
 // and each row of a folded matrix reads its norm weight again. So do the gradients of the embedding
 // and of lm_head, which are added to in every chunk of rows.
 static Offload offloaded_of(const Layout *l, const ParamTensor *t, int index) {
-  const Backend *be = l->be;
-  const bool all = be->offload_layers == 0, in_layer = in_a_layer(l->model, index);
-  if (t->vector || !(all || (in_layer && param_layer(index) < be->offload_layers)))
+  const Spec *spec = l->spec;
+  const bool all = spec->offload_layers == 0, in_layer = in_a_layer(l->model, index);
+  if (t->vector || !(all || (in_layer && param_layer(index) < spec->offload_layers)))
     return OFFLOAD_NONE;
-  return be->offload == OFFLOAD_GRADIENTS && !in_layer ? OFFLOAD_MASTERS : be->offload;
+  return spec->offload == OFFLOAD_GRADIENTS && !in_layer ? OFFLOAD_MASTERS : spec->offload;
 }
 
 // A matrix as products read it. index: in the list, which also numbers its scale.
 static Operand take_weight(Layout *l, const StateRow *r, const ParamTensor *t, int index) {
-  const Backend *be = l->be;
+  const Spec *spec = l->spec;
   const bool folded = r->kind == FOLDED_COPY, looked_up = !folded && index < BEFORE_LAYERS,
-             fp8 = l->shape->fp8 && !looked_up,
-             shared = be->computes_with_masters && t->offloaded < OFFLOAD_MASTERS &&
-                      master_bytes_of(be, t) == be->act_bytes;
-  const char *shape = !shared ? "all matrices" : l->shape->fp8 ? "FP8 copies" : "folded matrices";
-  const size_t each = fp8 ? be->fp8_bytes : be->act_bytes;
+             fp8 = l->spec->fp8 && !looked_up,
+             shared = computes_with_masters(spec) && t->offloaded < OFFLOAD_MASTERS &&
+                      master_bytes(spec, t) == act_bytes(spec);
+  const char *shape = !shared ? "all matrices" : l->spec->fp8 ? "FP8 copies" : "folded matrices";
+  const size_t each = fp8 ? fp8_bytes(spec) : act_bytes(spec);
   if (shared && !folded && !fp8) return operand_of((act_t *)t->master);
   if (!fp8) return operand_of(take(l, r->name, shape, t->rows * t->cols, each));
   Operand w = {.stride = fp8_padded(t->rows), .scaling = index, .fp8 = true};
@@ -660,12 +636,13 @@ typedef struct PlanShape {
   char text[32];
 } PlanShape;
 static PlanShape state_shape(const Layout *l, const StateRow *r, const ParamTensor *t) {
-  const Backend *be = l->be;
+  const Spec *spec = l->spec;
   const bool masters = r->kind == MASTERS, grads = r->kind == GRADIENTS,
-             offloaded = be->offload >= (Offload)r->kind, host = t->offloaded >= (Offload)r->kind,
-             some = be->offload_layers > 0, apart = l->shape->muon && r->kind == MOMENTS,
+             offloaded = spec->offload >= (Offload)r->kind, host = t->offloaded >= (Offload)r->kind,
+             some = spec->offload_layers > 0, apart = l->spec->muon && r->kind == MOMENTS,
              by_muon = apart && t->part_count > 0;
-  const size_t width = masters && !offloaded ? be->master_bytes : state_width(be, t, r->kind);
+  const size_t width = masters && !offloaded ? wide_or_bf16(spec, computes_with_masters(spec))
+                                             : state_width(spec, t, r->kind);
   const bool narrow = !grads && width == 2;
   const char *what = by_muon || (grads && host) ? "matrices of layers"
                      : apart && !offloaded      ? "other parameters"
@@ -682,7 +659,7 @@ static PlanShape state_shape(const Layout *l, const StateRow *r, const ParamTens
 }
 
 static void *take_scratch(Layout *l, const StateRow *r, const ParamTensor *t) {
-  const size_t there = l->arena.used, needed = (size_t)(t->rows * t->cols) * l->be->stat_bytes;
+  const size_t there = l->arena.used, needed = (size_t)(t->rows * t->cols) * stat_bytes(l->spec);
   if (needed > there) take(l, r->name, "extra scratch", (int64_t)(needed - there), 1);
   return l->arena.block;
 }
@@ -697,7 +674,7 @@ static void place_state(Layout *l, const StateRow *r, ParamTensor *t, int index)
   void *memory = r->kind == SCRATCH ? take_scratch(l, r, t)
                                     : take_in(l, t->offloaded >= (Offload)r->kind, r->name,
                                               state_shape(l, r, t).text, t->rows * t->cols,
-                                              state_width(l->be, t, r->kind));
+                                              state_width(l->spec, t, r->kind));
   memcpy(field, &memory, sizeof memory);
 }
 
@@ -709,18 +686,18 @@ static void place_states(Layout *l, ParamTensor *tensors, Place in) {
     }
 }
 
-ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
-                         const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
-  Layout l = layout_of(c, shape, be, block, host_block, plan);
-  params_table(c, shape->muon, tensors);
+ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const Spec *spec, char *block,
+                         char *host_block, MemoryPlan *plan) {
+  Layout l = layout_of(c, spec, block, host_block, plan);
+  params_table(c, spec->muon, tensors);
   for (int i = 0; i < params_count(c); i++) tensors[i].offloaded = offloaded_of(&l, &tensors[i], i);
   place_states(&l, tensors, IN_PARAMS);
   return (ParamBytes){l.arena.used, l.host.used};
 }
 
-ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
-                        const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
-  Layout l = layout_of(c, shape, be, block, host_block, plan);
+ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const Spec *spec, char *block,
+                        char *host_block, MemoryPlan *plan) {
+  Layout l = layout_of(c, spec, block, host_block, plan);
   place_states(&l, tensors, IN_GRADS);
   place_states(&l, tensors, BEHIND_GRADS);
   return (ParamBytes){l.arena.used, l.host.used};
@@ -729,31 +706,30 @@ ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunSha
 // ---- The memory plan
 
 // Bytes that an allocation uses beyond the bytes requested.
-static size_t rounding(const Backend *be, size_t bytes) {
-  return be->granule > 0 ? (be->granule - bytes % be->granule) % be->granule : 0;
+static size_t rounding(const Spec *spec, size_t bytes) {
+  return spec->granule > 0 ? (spec->granule - bytes % spec->granule) % spec->granule : 0;
 }
 
-void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, const Backend *be) {
+void memory_plan(MemoryPlan *plan, const ModelConfig *c, const Spec *spec) {
   *plan = (MemoryPlan){0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof(LayerActs))};
-  const ParamBytes params = params_layout(tensors, c, shape, be, NULL, NULL, plan),
-                   grads = grads_layout(tensors, c, shape, be, NULL, NULL, plan);
+  const ParamBytes params = params_layout(tensors, c, spec, NULL, NULL, plan),
+                   grads = grads_layout(tensors, c, spec, NULL, NULL, plan);
   plan->params_bytes = params.device;
   plan->grads_bytes = grads.device;
   plan->host_bytes = params.host + grads.host;
   if (plan->host_bytes > 0) plan->host_needed = plan->host_bytes + params_largest_bytes(c);
-  plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
-  if (shape->context > 0) {
-    const RunShape sampler = sampler_shape(shape, shape->context, be);
-    plan->sampler_bytes = acts_layout(&acts, c, &sampler, be, NULL, NULL);
+  plan->acts_bytes = acts_layout(&acts, c, spec, NULL, plan);
+  if (spec->context > 0) {
+    const Spec sampler = sampler_spec(spec, spec->context);
+    plan->sampler_bytes = acts_layout(&acts, c, &sampler, NULL, NULL);
     book(plan, "sampler", "[context, R] a layer", plan->sampler_bytes);
   }
-  plan->workspace_bytes = be->workspace_bytes + rounding(be, plan->params_bytes) +
-                          rounding(be, plan->grads_bytes) + rounding(be, plan->acts_bytes) +
-                          rounding(be, plan->sampler_bytes);
-  if (be->services.list_bytes)
-    plan->workspace_bytes += be->services.list_bytes(tensors, params_count(c));
+  plan->workspace_bytes = spec->workspace_bytes + rounding(spec, plan->params_bytes) +
+                          rounding(spec, plan->grads_bytes) + rounding(spec, plan->acts_bytes) +
+                          rounding(spec, plan->sampler_bytes);
+  if (spec->list_bytes) plan->workspace_bytes += spec->list_bytes(tensors, params_count(c));
   book(plan, "backend workspace", "", plan->workspace_bytes);
   for (int i = 0; i < plan->count; i++)
     if (!plan->items[i].host) plan->total_bytes += plan->items[i].bytes;
@@ -784,9 +760,9 @@ void memory_plan_print(const MemoryPlan *plan) {
   printf("  %-51s %12s\n", "total on the host", size_text(plan->host_bytes).text);
 }
 
-int memory_check_host(const MemoryPlan *plan, const Backend *be, Error *err) {
-  if (plan->host_needed <= be->host_bytes) return 0;
+int memory_check_host(const MemoryPlan *plan, const Spec *spec, Error *err) {
+  if (plan->host_needed <= spec->host_bytes) return 0;
   return error_set(err,
                    "not enough memory on the host: backend.offload needs %s there, and %s are free",
-                   size_text(plan->host_needed).text, size_text(be->host_bytes).text);
+                   size_text(plan->host_needed).text, size_text(spec->host_bytes).text);
 }

@@ -4,31 +4,6 @@
 #include "kernels/ops.h"
 #include "model/config/config.h"
 
-// Shapes of a run, which the table needs besides the model.
-typedef struct RunShape {
-  int64_t batch;            // B, sequences in a micro-batch
-  int64_t seq;              // T
-  int64_t loss_chunks;      // divides batch * seq in training
-  Recompute recompute;      // activations that the backward recomputes
-  int64_t recompute_layers; // how many layers recompute, from the first one; 0: all
-  bool train;               // false: forward only, nothing kept for a backward
-  int64_t context;          // positions of a generator in the same run, 0 = no generator
-  bool cache;               // a generator's shape: its layers cache `context` positions
-  bool fp8;                 // products multiply in FP8
-  bool muon;                // Muon updates the matrices of layers, so they have no second moment
-  int64_t usual_documents, longest_document; // as in OpsConfig
-  bool whole_windows;                        // likewise
-  Mainloop mainloop; // that the GPU takes where the config says auto; it says how wide tiles are
-} RunShape;
-
-// The dimensions of kernels/ops.h, of a micro-batch.
-typedef struct Sizes {
-  int64_t B, T, M, D, F, H, Hd, R, V, L;
-  int64_t padded_V;  // of padded_vocab
-  int64_t head_rows; // rows of logits that exist together: M / loss_chunks, rounded up
-} Sizes;
-Sizes model_sizes(const ModelConfig *model, const RunShape *shape);
-
 // ---- Parameters
 
 #define PARAMETER(enumerator, ...) PARAM_##enumerator,
@@ -99,7 +74,7 @@ typedef struct StateMemory {
   size_t bytes;
   bool on_host;
 } StateMemory;
-StateMemory state_memory(const Backend *be, const ParamTensor *t, ParamState state);
+StateMemory state_memory(const Spec *spec, const ParamTensor *t, ParamState state);
 // All of its values, as floats [rows, cols] on the host.
 void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state);
 void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from);
@@ -130,10 +105,6 @@ typedef enum LayerTensor {
 } LayerTensor;
 #undef LAYER
 
-// How many layers recompute, from the first one on; they share the buffers of it. 0 without
-// shape->recompute.
-int64_t recomputed_layers(const ModelConfig *model, const RunShape *shape);
-
 // ---- FP8 scales, numbered: first the parameters in the order of their list, then layer by layer
 // the rows of the table that have one, then dlogits.
 
@@ -142,9 +113,8 @@ int scaling_index(const ModelConfig *model, int64_t layer, LayerTensor tensor);
 int scaling_of_dlogits(const ModelConfig *model);
 // False where no product reads copies with that scale: only copies' scales are state.
 bool scaling_used(const ModelConfig *model, int index);
-// Tells a backend's configuration of all of them. The caller frees ops->scalings when the backend is
-// created.
-void scalings_declare(const ModelConfig *model, OpsConfig *ops);
+// Tells a spec of all of them. The caller frees spec->scalings when the backend is created.
+void scalings_declare(const ModelConfig *model, Spec *spec);
 
 typedef struct ScalingName {
   char text[64]; // "y of layer 3", "down weight of layer 0", "final norm"
@@ -175,33 +145,32 @@ typedef struct MemoryPlan {
   size_t total_bytes;     // but for host_bytes
 } MemoryPlan;
 
-// Bytes of everything a run allocates on this backend.
-void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *shape,
-                 const Backend *be);
+// Bytes of everything a run allocates.
+void memory_plan(MemoryPlan *plan, const ModelConfig *model, const Spec *spec);
 void memory_plan_print(const MemoryPlan *plan);
 // 0 unless the host has not enough memory for what is offloaded.
-int memory_check_host(const MemoryPlan *plan, const Backend *be, Error *err);
+int memory_check_host(const MemoryPlan *plan, const Spec *spec, Error *err);
 
 // Whether the loss' chunks add up lm_head's gradient in memory of their own, finer than the
 // gradient's (HeadWgradOp). It lies in the memory of gradients that are written later, so there is
 // none in a micro-batch whose gradients add to an earlier one's.
-static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
-  return shape->train && shape->loss_chunks > 1 && be->rounds_gradients;
+static inline bool chunks_apart(const Spec *spec) {
+  return spec->train && spec->loss_chunks > 1 && !spec->grads_fp32;
 }
 
 // Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
 // (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
 // in a training run only.
 typedef struct ParamBytes {
-  size_t device, host; // host: of what be->offload names
+  size_t device, host; // host: of what spec->offload names
 } ParamBytes;
-ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
-                         const Backend *be, char *block, char *host_block, MemoryPlan *plan);
+ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *model, const Spec *spec,
+                         char *block, char *host_block, MemoryPlan *plan);
 // tensors: as params_layout filled them.
-ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
-                        const Backend *be, char *block, char *host_block, MemoryPlan *plan);
+ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *model, const Spec *spec,
+                        char *block, char *host_block, MemoryPlan *plan);
 // acts->layers: [num_hidden_layers + 1], the caller's.
-size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
-                   char *block, MemoryPlan *plan);
-// The shape of a generator with `context` positions, for a run of `shape`.
-RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be);
+size_t acts_layout(Acts *acts, const ModelConfig *model, const Spec *spec, char *block,
+                   MemoryPlan *plan);
+// A generator with `context` positions on the backend of a run.
+Spec sampler_spec(const Spec *run, int64_t context);

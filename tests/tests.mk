@@ -28,11 +28,11 @@ build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 # those that need a GPU.
 WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink unlinkat rmdir malloc calloc \
   realloc
-WRAP_BENCH := backend_create clock_gettime
+WRAP_BENCH := backend_open clock_gettime
 build/%/test_folder_faults build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
   build/%/test_report build/%/test_changed_data: EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_BENCH:%=-Wl,--wrap=%)
-build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_usable
+build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_find
 
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.
 LOADED := $(patsubst %,build/release/tests/%.so,symlink_stub slow_sync $(RECORDER))

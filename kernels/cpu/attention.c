@@ -21,8 +21,8 @@ static real *thread_scratch(const Cpu *cpu) {
 }
 
 // scores[i, j] = scale * q[i] . k[j] for i < rows, j < keys; q and k have row stride R.
-static void block_scores(const OpsConfig *c, int64_t rows, int64_t keys, const real *q,
-                         const real *k, real *scores) {
+static void block_scores(const Spec *c, int64_t rows, int64_t keys, const real *q, const real *k,
+                         real *scores) {
   const real scale = 1 / real_sqrt((real)c->d);
   const int64_t R = packed_width(c);
   gemm_strided(GEMM_NT, rows, keys, c->d, scale, q, R, k, R, 0, scores, keys);
@@ -53,7 +53,7 @@ VECTORS static void softmax_backward_row(int64_t n, real lse, real delta, real *
 // columns of the row of query `first` (stride H d); lse [T] or NULL.
 static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q, const real *k,
                          const real *v, real *o, real *lse) {
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), o_stride = c->H * c->d;
   real *p = thread_scratch(cpu);
   for (int64_t q0 = first; q0 < T; q0 += QUERY_BLOCK) {
@@ -94,7 +94,7 @@ static Sequences sequences(const Cpu *cpu, int64_t B, int64_t T) {
 
 void cpu_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cpu *cpu = cpu_of(be);
-  assert(documents_fit(&cpu->config, lengths, count));
+  assert(documents_fit(&cpu->base.spec, lengths, count));
   int64_t *ends = cpu->documents.ends = xrealloc(cpu->documents.ends, (size_t)count * sizeof *ends);
   cpu->documents.count = count;
   for (int64_t i = 0; i < count; i++) ends[i] = (i > 0 ? ends[i - 1] : 0) + lengths[i];
@@ -104,7 +104,7 @@ void cpu_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
 // NULL.
 static void attend(const Cpu *cpu, Sequences all, int64_t first, const real *qkv, real *o,
                    real *lse) {
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), group = c->H / c->KV;
 #pragma omp parallel for collapse(2) schedule(static)
   for (int64_t b = 0; b < all.count; b++)
@@ -120,19 +120,19 @@ static void attend(const Cpu *cpu, Sequences all, int64_t first, const real *qkv
 void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
   Cpu *cpu = cpu_of(be);
   attend(cpu, sequences(cpu, B, T), 0, reals(qkv), reals(o.data), reals(lse));
-  leave_copies(cpu, B * T, cpu->config.H * cpu->config.d, o, reals(o.data));
+  leave_copies(cpu, B * T, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
 }
 
 void cpu_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
                           Operand o) {
   Cpu *cpu = cpu_of(be);
   attend(cpu, (Sequences){1, *position + rows, NULL}, *position, reals(cache), reals(o.data), NULL);
-  leave_copies(cpu, rows, cpu->config.H * cpu->config.d, o, reals(o.data));
+  leave_copies(cpu, rows, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
 }
 
 void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
                    act_t *cache) {
-  const int64_t R = packed_width(&cpu_of(be)->config);
+  const int64_t R = packed_width(&be->spec);
   be->qkv(be, 1, 1, *position, x, sumsq, W, act_at(be, cache, *position * R));
 }
 
@@ -140,7 +140,7 @@ void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sums
 static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *k, const real *v,
                           const real *o, const real *lse, const real *do_, real *dq, real *dk,
                           real *dv) {
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), o_stride = c->H * c->d, d = c->d;
   const real scale = 1 / real_sqrt((real)d);
   real *p = thread_scratch(cpu), *ds = p + QUERY_BLOCK * T, *delta = ds + QUERY_BLOCK * T;
@@ -167,7 +167,7 @@ static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *
 void cpu_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv_, const act_t *o_,
                             const stat_t *lse_, const act_t *do_out, act_t *dqkv_) {
   const Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), group = c->H / c->KV, d = c->d;
   const Sequences all = sequences(cpu, B, T);
   const real *qkv = reals(qkv_), *o = reals(o_), *lse = reals(lse_), *do_ = reals(do_out);

@@ -54,7 +54,7 @@ static void cpu_write_master(Backend *be, const ParamTensor *t, int64_t first, c
 }
 
 static void cpu_write_moments(Backend *be, moment_t *to, const float *from, int64_t count) {
-  write_reals(reals(to), from, count, cpu_of(be)->config.moments == MOMENTS_BF16);
+  write_reals(reals(to), from, count, be->spec.moments == MOMENTS_BF16);
 }
 
 static void read_reals(float *to, const real *from, int64_t count) {
@@ -126,7 +126,7 @@ static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
 
 static void cpu_replay_end(Backend *be, ReplaySlot slot) {}
 
-static real *rope_table(const OpsConfig *c) {
+static real *rope_table(const Spec *c) {
   real *table = xmalloc((size_t)(c->max_positions * c->d) * sizeof *table);
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < c->max_positions; t++)
@@ -138,15 +138,7 @@ static real *rope_table(const OpsConfig *c) {
 #define GENERATION(name, type) .name = cpu_##name,
 static const Backend cpu_functions = {
     .name = "cpu",
-    .act_bytes = sizeof(real),
-    .fp8_bytes = sizeof(real),
-    .stat_bytes = sizeof(real),
-    .grad_bytes = sizeof(real),
-    .master_bytes = sizeof(real),
-    .moment_bytes = sizeof(real),
-    .most_parts = {.sumsq = 1, .s = 1},
     .services.destroy = cpu_destroy,
-    .services.list_bytes = muon_scratch,
     .services.alloc = cpu_alloc,
     .services.release = cpu_release,
     .services.zero = cpu_zero,
@@ -184,12 +176,12 @@ static const Backend cpu_functions = {
 #undef OP
 #undef GENERATION
 
-static int threads_of(const OpsConfig *config) {
-  return config->threads > 0 ? config->threads : threads_asked("").count;
+static int threads_of(const Spec *s) {
+  return s->threads > 0 ? s->threads : threads_asked("").count;
 }
 
 // A holds activations and gradients, B weights, or in a weight's gradient activations.
-static Bf16Room products_room(const OpsConfig *c) {
+static Bf16Room products_room(const Spec *c) {
   const int64_t heads = c->H * c->d, M = c->max_tokens,
                 widest = max_i64(c->V, max_i64(2 * c->F, packed_width(c))),
                 all = M * max_i64(widest, c->D), row = max_i64(M, widest),
@@ -198,31 +190,34 @@ static Bf16Room products_room(const OpsConfig *c) {
                     .B = (size_t)max_i64(widest * c->D, M * input)};
 }
 
-Backend backend_cpu_outline(const OpsConfig *c) {
-  Backend be = cpu_functions;
-  const size_t scratch = (size_t)threads_of(c) * cpu_attention_scratch(c->max_positions),
-               others = (size_t)(c->max_tokens * c->F + c->max_positions * c->d);
-  be.max_tokens = c->max_tokens;
-  be.computes_with_masters = c->masters == MASTERS_BF16;
-  be.workspace_bytes = (scratch + others) * sizeof(real);
-  if (c->bf16_products) be.workspace_bytes += bf16_products_bytes(products_room(c));
-  be.memory_bytes = memory_available();
-  return be;
+void spec_estimate_cpu(Spec *s) {
+  const size_t scratch = (size_t)threads_of(s) * cpu_attention_scratch(s->max_positions),
+               others = (size_t)(s->max_tokens * s->F + s->max_positions * s->d);
+  s->real_bytes = sizeof(real);
+  s->grads_fp32 = true;
+  s->most_parts.sumsq = s->most_parts.s = 1;
+  s->folds_softmax = false;
+  s->workspace_bytes = (scratch + others) * sizeof(real);
+  if (s->bf16_products) s->workspace_bytes += bf16_products_bytes(products_room(s));
+  s->list_bytes = muon_scratch;
+  s->granule = 0;
 }
 
-Backend *backend_cpu_create(const OpsConfig *config) {
+Backend *backend_cpu_create(const Spec *spec) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
-  cpu->config = *config;
-  cpu->threads = threads_of(config);
+  cpu->threads = threads_of(spec);
   gemm_warm_up();
   omp_set_num_threads(cpu->threads); // oneDNN's, too
   thread_team(cpu->threads);
-  cpu->base = backend_cpu_outline(config); // with the memory that is left now
-  cpu->rope = rope_table(config);
-  cpu->scratch_per_thread = cpu_attention_scratch(config->max_positions);
+  cpu->base = cpu_functions;
+  cpu->base.spec = *spec;
+  spec_estimate_cpu(&cpu->base.spec);
+  cpu->base.spec.memory_bytes = memory_available();
+  cpu->rope = rope_table(spec);
+  cpu->scratch_per_thread = cpu_attention_scratch(spec->max_positions);
   cpu->scratch = xmalloc((size_t)cpu->threads * cpu->scratch_per_thread * sizeof(real));
-  cpu->dy = xmalloc((size_t)(config->max_tokens * config->F) * sizeof(real));
-  if (config->bf16_products) cpu->products = bf16_products_open(products_room(config));
+  cpu->dy = xmalloc((size_t)(spec->max_tokens * spec->F) * sizeof(real));
+  if (spec->bf16_products) cpu->products = bf16_products_open(products_room(spec));
   scalings_open(cpu);
 
   Backend *be = &cpu->base;

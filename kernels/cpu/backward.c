@@ -10,12 +10,13 @@ VECTORS static real dot(const real *a, const real *b, int64_t n) {
 }
 
 void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x_, RowStat sumsq, RowStat s_, Operand dx_) {
-  const int64_t D = cpu->config.D;
+  const int64_t D = cpu->base.spec.D;
   const real *x = reals(x_.data), *s = reals(s_.data);
   real *dx = reals(dx_.data);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real q = scale_of_row(x_, m), factor = row_rstd(&cpu->config, sumsq, m) / (real)D * s[m];
+    const real q = scale_of_row(x_, m),
+               factor = row_rstd(&cpu->base.spec, sumsq, m) / (real)D * s[m];
     for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = q * (dx[k] - factor * x[k]);
   }
   leave_copies(cpu, M, D, dx_, dx);
@@ -24,7 +25,7 @@ void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x_, RowStat sumsq, RowStat s
 void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
                     RowStat sumsq, RowStat s, const act_t *residual, Operand dx_) {
   Cpu *cpu = cpu_of(be);
-  const int64_t D = cpu->config.D;
+  const int64_t D = cpu->base.spec.D;
   real *dx = reals(dx_.data);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < (residual ? M : 0); m++) {
@@ -62,7 +63,7 @@ VECTORS static real swiglu_backward_row(int64_t F, real r, const real *z, const 
 void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z_, Operand x,
                     RowStat sumsq, Operand dz_, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t F = c->F;
   const real *z = reals(z_);
   real *dz = values_of(dz_), *s = sums_of(s_), *dy = cpu->dy;
@@ -77,13 +78,13 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
 
 void cpu_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
   const Cpu *cpu = cpu_of(be);
-  multiply(cpu, GEMM_NN, M, K, cpu->config.D, dy, W, 0, reals(da), K);
+  multiply(cpu, GEMM_NN, M, K, cpu->base.spec.D, dy, W, 0, reals(da), K);
 }
 
 void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
                        Operand x, RowStat sumsq, Operand out, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d;
   real *dqkv = reals(dqkv_), *s = sums_of(s_);
   const real *qkv = reals(qkv_);
@@ -111,7 +112,7 @@ void cpu_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Op
 
 void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,
                         grad_t *dE_, bool accumulate) {
-  const OpsConfig *c = &cpu_of(be)->config;
+  const Spec *c = &be->spec;
   const int64_t D = c->D, slice = 64;
   const real *dx = reals(dx_);
   real *dE = reals(dE_);

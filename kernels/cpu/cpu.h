@@ -25,7 +25,6 @@ typedef struct CpuScaling {
 
 typedef struct Cpu {
   Backend base; // first: a Backend * of this backend is a Cpu *
-  OpsConfig config;
   int threads;
   real *rope;    // [max_positions, d/2, 2] cosine and sine
   real *scratch; // [threads, scratch_per_thread] attention's score blocks
@@ -36,7 +35,7 @@ typedef struct Cpu {
   } documents;
   real *dy;               // [max_tokens, F] down_dgrad's GEMM result
   Bf16Products *products; // NULL: products are in fp32
-  CpuScaling *scalings;   // [config.scaling_count]
+  CpuScaling *scalings;   // [scaling_count]
   AdamW hyper;
   double gradient_factor; // of the running update
   real *muon;             // muon_scratch of the lists that muon has seen
@@ -70,7 +69,7 @@ static inline real *sums_of(RowStat *statistic) {
   statistic->parts = 1;
   return reals(statistic->data);
 }
-static inline real row_rstd(const OpsConfig *c, RowStat sumsq, int64_t m) {
+static inline real row_rstd(const Spec *c, RowStat sumsq, int64_t m) {
   return rms_rstd(reals(sumsq.data)[m], c->D, (real)c->rms_norm_eps);
 }
 
@@ -104,7 +103,7 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
 
 // Whether the values of t's master are bf16.
 static inline bool cpu_rounds_master(const Cpu *cpu, const ParamTensor *t) {
-  return cpu->config.masters == MASTERS_BF16 && !t->vector;
+  return cpu->base.spec.masters == MASTERS_BF16 && !t->vector;
 }
 
 // ---- FP8. Copies hold real values, rounded, in the matrix's own order: by_row [rows, cols],
@@ -114,7 +113,7 @@ static inline bool cpu_rounds_master(const Cpu *cpu, const ParamTensor *t) {
 static inline real scale_of_row(Operand x, int64_t m) {
   return x.row_scale ? reals(x.row_scale)[m] : 1;
 }
-static inline real row_factor(const OpsConfig *c, Operand x, RowStat sumsq, int64_t m) {
+static inline real row_factor(const Spec *c, Operand x, RowStat sumsq, int64_t m) {
   return row_rstd(c, sumsq, m) / scale_of_row(x, m);
 }
 // The memory of an operand's values [M, N] before leave_copies: its data, or by_row.

@@ -31,7 +31,7 @@ VECTORS real row_largest(int64_t n, const real *values) {
 void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, Operand x_,
                RowStat *sumsq_) {
   Cpu *cpu = cpu_of(be);
-  const int64_t D = cpu->config.D;
+  const int64_t D = cpu->base.spec.D;
   const real *E = reals(E_);
   real *x = reals(x_.data), *sumsq = sums_of(sumsq_);
 #pragma omp parallel for schedule(static)
@@ -46,7 +46,7 @@ void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, O
 void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq, Operand W,
              act_t *qkv_) {
   const Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d;
   real *qkv = reals(qkv_);
   multiply(cpu, GEMM_NT, M, R, c->D, x, W, 0, qkv, R);
@@ -62,7 +62,7 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowSta
 void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                   RowStat x_sumsq, Operand out_, RowStat *sumsq_) {
   Cpu *cpu = cpu_of(be);
-  const int64_t D = cpu->config.D;
+  const int64_t D = cpu->base.spec.D;
   real *out = reals(out_.data), *sumsq = sums_of(sumsq_);
   memcpy(out, x, (size_t)(M * D) * sizeof(real));
   multiply(cpu, GEMM_NT, M, D, K, a, W, 1, out, D);
@@ -88,7 +88,7 @@ VECTORS static void swiglu_row(int64_t F, real r, real *z, real *y) {
 void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z_,
                  Operand y_) {
   Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t F = c->F;
   real *z = reals(z_), *y = values_of(y_);
   multiply(cpu, GEMM_NT, M, 2 * F, c->D, x, W, 0, z, 2 * F);

@@ -11,7 +11,7 @@
 void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous) {
   if (!x.row_scale) return;
   for (int64_t m = 0; m < M; m++)
-    reals(x.row_scale)[m] = power_of_two_below((float)row_rstd(&cpu->config, previous, m));
+    reals(x.row_scale)[m] = power_of_two_below((float)row_rstd(&cpu->base.spec, previous, m));
 }
 
 // Of floats that are not negative bits compare as the values do, and NaN is above all.
@@ -72,8 +72,8 @@ void leave_dlogits_copies(Cpu *cpu, int64_t M, Operand dlogits, const real *valu
   CpuScaling *s = &cpu->scalings[dlogits.scaling];
   assert(s->kind.format == FP8_E4M3);
   s->state.scale = fp8_dlogits_scale(s->kind.format, grad_scale);
-  find_largest(cpu, M, cpu->config.V, dlogits, values);
-  write_copies(cpu, M, cpu->config.V, dlogits, values, true);
+  find_largest(cpu, M, cpu->base.spec.V, dlogits, values);
+  write_copies(cpu, M, cpu->base.spec.V, dlogits, values, true);
 }
 
 void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *values) {
@@ -91,7 +91,7 @@ void cpu_repack(Backend *be, int64_t M, int64_t N, Operand x) {
 // ---- The scales
 
 void scalings_open(Cpu *cpu) {
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   cpu->scalings = xcalloc((size_t)c->scaling_count, sizeof *cpu->scalings);
   cpu->base.calibrating = c->scaling_count > 0;
   for (int i = 0; i < c->scaling_count; i++) {
@@ -120,14 +120,14 @@ static void update_scale(CpuScaling *s, bool weight, double learning_rate) {
 
 void scalings_update(Cpu *cpu) {
   StepResult *step = &cpu->step;
-  for (int i = 0; i < cpu->config.scaling_count; i++) {
+  for (int i = 0; i < cpu->base.spec.scaling_count; i++) {
     CpuScaling *s = &cpu->scalings[i];
     if (s->largest * s->state.scale <= fp8_largest(s->kind.format)) continue;
     if (step->saturated++ == 0) step->saturated_first = i; // NaN is beyond, too
   }
   if (!step->applied) cpu_scalings_discard(&cpu->base);
-  for (int i = 0; step->applied && i < cpu->config.scaling_count; i++) {
-    update_scale(&cpu->scalings[i], i < cpu->config.weight_scalings, cpu->hyper.learning_rate);
+  for (int i = 0; step->applied && i < cpu->base.spec.scaling_count; i++) {
+    update_scale(&cpu->scalings[i], i < cpu->base.spec.weight_scalings, cpu->hyper.learning_rate);
     cpu->scalings[i].largest = 0;
   }
 }
@@ -135,7 +135,7 @@ void scalings_update(Cpu *cpu) {
 // The largest values of the parameters' copies belong to the next update.
 void cpu_scalings_discard(Backend *be) {
   Cpu *cpu = cpu_of(be);
-  for (int i = cpu->config.weight_scalings; i < cpu->config.scaling_count; i++)
+  for (int i = cpu->base.spec.weight_scalings; i < cpu->base.spec.scaling_count; i++)
     cpu->scalings[i].largest = 0;
 }
 
@@ -147,13 +147,13 @@ static ScalingState state_of(const CpuScaling *s, ScalingState state) {
 
 void cpu_scalings_read(Backend *be, ScalingState *to_host) {
   const Cpu *cpu = cpu_of(be);
-  for (int i = 0; i < cpu->config.scaling_count; i++)
+  for (int i = 0; i < cpu->base.spec.scaling_count; i++)
     to_host[i] = state_of(&cpu->scalings[i], cpu->scalings[i].state);
 }
 
 void cpu_scalings_write(Backend *be, const ScalingState *from_host) {
   const Cpu *cpu = cpu_of(be);
-  for (int i = 0; i < cpu->config.scaling_count; i++) {
+  for (int i = 0; i < cpu->base.spec.scaling_count; i++) {
     CpuScaling *s = &cpu->scalings[i];
     s->state = state_of(s, from_host[i]);
     s->largest = 0;

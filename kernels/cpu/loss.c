@@ -7,7 +7,7 @@
 
 void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits_) {
   const Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t V = c->V, stride = padded_vocab(c);
   real *logits = reals(logits_);
   multiply(cpu, GEMM_NT, M, V, c->D, x, W, 0, logits, stride);
@@ -50,7 +50,7 @@ VECTORS static double sum_of_powers(int64_t V, const real *z, real largest) {
 void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
               act_t *logits_, double scale, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
+  const Spec *c = &cpu->base.spec;
   const int64_t V = c->V;
   real *logits = reals(logits_), *s = s_ ? sums_of(s_) : NULL;
   double *row_loss = xmalloc((size_t)M * sizeof *row_loss);
@@ -83,7 +83,7 @@ void cpu_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
 void cpu_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
                     RowStat sumsq, Operand dx) {
   Cpu *cpu = cpu_of(be);
-  const int64_t D = cpu->config.D;
-  multiply(cpu, GEMM_NN, M, D, cpu->config.V, g->p, W, 0, reals(dx.data), D);
+  const int64_t D = cpu->base.spec.D;
+  multiply(cpu, GEMM_NN, M, D, cpu->base.spec.V, g->p, W, 0, reals(dx.data), D);
   finish_norm_dgrad(cpu, M, x, sumsq, g->s, dx);
 }

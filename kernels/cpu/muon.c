@@ -165,7 +165,7 @@ static void take_gradient(const Cpu *cpu, const ParamTensor *list, int index,
       real *m = reals(t->m) + first;
       momentum_row(t->cols, (real)cpu->hyper.momentum, (real)scale, gradient_row(list, t, n, made),
                    m, X + i * t->cols);
-      if (cpu->config.moments == MOMENTS_BF16) round_momentum(t->cols, first, key, m);
+      if (cpu->base.spec.moments == MOMENTS_BF16) round_momentum(t->cols, first, key, m);
     }
     free(made);
   }

@@ -144,7 +144,7 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
       const int64_t first = n * t->cols;
       real *W = reals(t->master) + first, *m = reals(t->m) + first, *v = reals(t->v) + first;
       adamw_row(t->cols, &factors, grad, W, m, v);
-      if (cpu->config.moments == MOMENTS_BF16) round_moments(t->cols, first, key, m, v);
+      if (cpu->base.spec.moments == MOMENTS_BF16) round_moments(t->cols, first, key, m, v);
       if (rounds) round_masters(t->cols, first, of_masters, W);
     }
     free(made);

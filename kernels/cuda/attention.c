@@ -40,7 +40,7 @@ static void forget(Cuda *c, Planned *p) {
 static Planned *free_entry(Cuda *c) {
   Attention *a = c->attention;
   if (a->count < MAX_ATTENTION_SHAPES) return &a->planned[a->count++];
-  const int first = c->options.batch > 0;
+  const int first = plans_ahead(&c->base.spec);
   Planned *oldest = &a->planned[first];
   for (int i = first; i < MAX_ATTENTION_SHAPES; i++)
     if (a->planned[i].last_call < oldest->last_call) oldest = &a->planned[i];
@@ -55,7 +55,7 @@ static Planned *plan_shape(Cuda *c, AttentionShape shape, bool train, bool both_
   Attention *a = c->attention;
   const AttentionCall call = {.shape = shape,
                               .backward = train,
-                              .deterministic = c->options.deterministic,
+                              .deterministic = c->base.spec.deterministic,
                               .both_graphs = both_graphs};
   Planned *p = free_entry(c);
   p->plans = attention_cudnn_create(&a->cudnn, a->handle, c->gpu.stream, &call, &a->choices, err);
@@ -89,7 +89,7 @@ static void open_choices(Cuda *c) {
   const Gpu *gpu = &c->gpu;
   const size_t version = c->attention->cudnn.version;
   char *path =
-      c->options.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
+      c->base.spec.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
   char *first = xasprintf("coda attention 4 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, version);
   choices_open(&c->attention->choices, path, first);
@@ -99,10 +99,10 @@ static void open_choices(Cuda *c) {
 
 // Of B sequences of T rows, or of the documents in them.
 static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documents) {
-  const OpsConfig *o = &c->config;
+  const Spec *o = &c->base.spec;
   AttentionShape s = {.B = B, .T = T, .H = o->H, .KV = o->KV, .d = o->d};
   if (!documents) return s;
-  const DocumentCalls calls = document_calls(o, &c->options);
+  const DocumentCalls calls = document_calls(o);
   s.B = calls.per_call;
   s.T = calls.longest;
   s.rows = B * T;
@@ -111,7 +111,7 @@ static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documen
 
 static int check_documents(const Cuda *c, Error *err) {
   const Gpu *gpu = &c->gpu;
-  if (c->config.usual_documents == 0 || gpu_attends_documents(gpu)) return 0;
+  if (c->base.spec.usual_documents == 0 || gpu_attends_documents(gpu)) return 0;
   return error_set(err,
                    "attention that stops at a document's end runs on GPUs of compute capability 9 "
                    "and 10 alone, and the GPU (%s) has %d.%d: take data.documents=join, or "
@@ -120,21 +120,21 @@ static int check_documents(const Cuda *c, Error *err) {
 }
 
 static int64_t calls_for(const Cuda *c, int64_t documents) {
-  const DocumentCalls calls = document_calls(&c->config, &c->options);
+  const DocumentCalls calls = document_calls(&c->base.spec);
   const int64_t needed = (documents + calls.per_call - 1) / calls.per_call;
   return needed > calls.usual ? needed : calls.usual;
 }
 
 static void set_document_calls(Cuda *c, int64_t calls) {
   c->attention->document_calls = calls;
-  c->documents_are_usual = calls == document_calls(&c->config, &c->options).usual;
+  c->documents_are_usual = calls == document_calls(&c->base.spec).usual;
 }
 
 // Worst case: every row is a document.
 static int make_table(Cuda *c, Error *err) {
-  if (c->config.usual_documents == 0) return 0;
-  const int64_t per_call = document_calls(&c->config, &c->options).per_call;
-  const size_t bytes = attention_table_bytes(per_call, calls_for(c, c->config.max_tokens));
+  if (c->base.spec.usual_documents == 0) return 0;
+  const int64_t per_call = document_calls(&c->base.spec).per_call;
+  const size_t bytes = attention_table_bytes(per_call, calls_for(c, c->base.spec.max_tokens));
   c->attention->host = xmalloc(bytes);
   return (c->attention->table = cuda_take(c, bytes, err)) ? 0 : -1;
 }
@@ -144,18 +144,18 @@ static int make_table(Cuda *c, Error *err) {
 // where it is faster and needs at most four times the scratch. A run that asks for it reports its
 // cost.
 static bool may_take_both(const Cuda *c, const AttentionShape *s) {
-  return c->options.deterministic || s->B * s->T * s->T <= 8 * s->d * attention_rows(s);
+  return c->base.spec.deterministic || s->B * s->T * s->T <= 8 * s->d * attention_rows(s);
 }
 
 static int plan_run(Cuda *c, Error *err) {
-  const GpuOptions *o = &c->options;
-  const bool documents = c->config.usual_documents > 0;
+  const Spec *o = &c->base.spec;
+  const bool documents = o->usual_documents > 0;
   const AttentionShape shape = shape_of(c, o->batch, o->seq, documents),
                        whole = shape_of(c, o->batch, o->seq, false);
   const Planned *p = plan_shape(c, shape, o->train, may_take_both(c, &shape), err);
   if (!p) return -1;
   if (o->deterministic && o->train) describe_cost(c, p->plans);
-  if (!documents || !c->config.whole_windows) return 0;
+  if (!documents || !o->whole_windows) return 0;
   return plan_shape(c, whole, false, false, err) ? 0 : -1;
 }
 
@@ -170,7 +170,7 @@ int cuda_attention_open(Cuda *c, Error *err) {
   set_document_calls(c, 0);
   phase_end(&c->base.opening, "cuDNN");
   if (check_documents(c, err) != 0 || make_table(c, err) != 0) return -1;
-  if (c->options.batch == 0) return 0;
+  if (!plans_ahead(&c->base.spec)) return 0;
   const int status = plan_run(c, err);
   phase_end(&c->base.opening, "attention");
   return status;
@@ -203,7 +203,7 @@ static Planned *find_plans(Attention *a, const AttentionShape *s) {
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cuda *c = cuda_of(be);
   Attention *a = c->attention;
-  assert(documents_fit(&c->config, lengths, count));
+  assert(documents_fit(&c->base.spec, lengths, count));
   set_document_calls(c, count > 0 ? calls_for(c, count) : 0);
   if (count == 0) return;
   const AttentionShape s = shape_of(c, 1, 1, true);
@@ -218,7 +218,7 @@ static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTenso
   const AttentionShape shape = shape_of(c, B, T, calls > 0);
   Error err;
   Planned *p = find_plans(a, &shape);
-  if (!p) p = plan_shape(c, shape, c->options.train, false, &err);
+  if (!p) p = plan_shape(c, shape, c->base.spec.train, false, &err);
   error_check(p ? 0 : -1, &err);
   p->last_call = ++a->calls;
   tensors.workspace = p->workspace;
@@ -230,7 +230,7 @@ static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTenso
 
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
   run(be, B, T, false, (AttentionTensors){.qkv = qkv, .o = o.data, .lse = (float *)lse});
-  if (o.by_row) cuda_repack(be, B * T, cuda_of(be)->config.H * cuda_of(be)->config.d, o);
+  if (o.by_row) cuda_repack(be, B * T, be->spec.H * be->spec.d, o);
 }
 
 void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,

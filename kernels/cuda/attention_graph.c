@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/gpu_backends.h"
+#include "kernels/spec.h"
 
 int attention_shape_check(const AttentionShape *s, Error *err) {
   assert(s->B > 0 && s->T > 0 && s->KV > 0 && s->H % s->KV == 0); // as Config has it

@@ -20,33 +20,33 @@ static void op_profile(Backend *be, bool open) {
 // ---- Set-up
 
 static int make_rope_table(Cuda *c, Error *err) {
-  const int64_t d = c->config.d, positions = c->config.max_positions;
+  const int64_t d = c->base.spec.d, positions = c->base.spec.max_positions;
   const size_t bytes = (size_t)(positions * d) * sizeof(float);
   if (!(c->rope = cuda_take(c, bytes, err))) return -1;
   float *table = xmalloc(bytes);
 #pragma omp parallel for schedule(static)
-  for (int64_t t = 0; t < positions; t++) rope_row(t, d / 2, c->config.inv_freq, table + t * d);
+  for (int64_t t = 0; t < positions; t++) rope_row(t, d / 2, c->base.spec.inv_freq, table + t * d);
   c->base.services.write(&c->base, c->rope, table, bytes);
   free(table);
   return 0;
 }
 
 static int make_workspace(Cuda *c, Error *err) {
-  const OpsConfig *o = &c->config;
+  const Spec *o = &c->base.spec;
   const size_t scratch = cuda_embed_scratch(o->max_tokens, o->V, o->D);
   const size_t parts = (size_t)(DECODE_SPLITS * o->H * (o->d + 2)) * sizeof(float);
   if (!(c->state = cuda_take(c, sizeof *c->state, err)) ||
       !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)) ||
       !(c->decode_parts = cuda_take(c, parts, err)))
     return -1;
-  return c->options.train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
+  return c->base.spec.train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
 }
 
 // The algorithms of the run's GEMMs are chosen before it starts.
 static int prepare_gemms(Cuda *c, Error *err) {
   GemmProblem list[OPERATION_COUNT * MOST_PROBLEMS];
   int count = 0;
-  for (Operation i = 0; i < OPERATION_COUNT && c->options.batch > 0; i++)
+  for (Operation i = 0; i < OPERATION_COUNT && plans_ahead(&c->base.spec); i++)
     if (cuda_work(c, i).kind == CLASS_GEMM && c->base.kinds[i] != KERNEL_FUSED)
       count += cuda_problems_of(c, i, list + count);
   return gemm_prepare(&c->gemm, list, count, err);
@@ -64,14 +64,14 @@ static void set_services(Cuda *c) {
   be->services.profile = op_profile;
 }
 
-static ScalingKind *copy_of_scalings(const OpsConfig *config) {
-  const size_t bytes = (size_t)config->scaling_count * sizeof *config->scalings;
-  return bytes > 0 ? memcpy(xmalloc(bytes), config->scalings, bytes) : NULL;
+static ScalingKind *copy_of_scalings(const Spec *spec) {
+  const size_t bytes = (size_t)spec->scaling_count * sizeof *spec->scalings;
+  return bytes > 0 ? memcpy(xmalloc(bytes), spec->scalings, bytes) : NULL;
 }
 
 static int check_precision(const Cuda *c, Error *err) {
   const Gpu *gpu = &c->gpu;
-  if (c->config.scaling_count == 0) return 0;
+  if (!c->base.spec.fp8) return 0;
   if (gpu->major == 8 && gpu->minor < 9)
     return error_set(
         err,
@@ -87,18 +87,18 @@ static int check_precision(const Cuda *c, Error *err) {
                    gpu->minor);
 }
 
-int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
-  c->config = *config;
-  c->options = *options;
-  backend_gpu_sizes(&c->base, config, options);
-  c->config.scalings = copy_of_scalings(config);
-  const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
+int cuda_open(Cuda *c, const Spec *spec, const Gpu *gpu, Error *err) {
+  c->gpu = *gpu;
+  c->base.spec = *spec;
+  c->base.spec.workspace_bytes = 0; // cuda_take counts
+  c->base.spec.scalings = copy_of_scalings(spec);
+  const AttentionShape any = {.B = 1, .T = 1, .H = spec->H, .KV = spec->KV, .d = spec->d};
   Phases *opening = &c->base.opening;
   opening->since_ms = now_ms();
   if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err) || check_precision(c, err))
     return -1;
   set_services(c);
-  gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
+  gemm_open(&c->gemm, &c->gpu, spec->gemm_cache);
   phase_end(opening, "cuBLASLt");
   if (prepare_gemms(c, err)) return -1;
   phase_end(opening, "products");
@@ -120,7 +120,7 @@ void cuda_destroy(Backend *be) {
   cuda_memory_close(c);
   gemm_close(&c->gemm);
   gpu_close(&c->gpu);
-  free((void *)c->config.scalings);
+  free((void *)c->base.spec.scalings);
   free(c);
 }
 
@@ -133,12 +133,12 @@ static void count_workspace(Cuda *c) {
     LOADED_BY_FIRST_STEP = 4 << 20, // kernels and the recorded step, measured on one H200
   };
   Backend *be = &c->base;
-  be->workspace_bytes += c->gpu.workspace_bytes;
+  be->spec.workspace_bytes += c->gpu.workspace_bytes;
   const size_t taken = gpu_memory_taken(&c->gpu);
-  if (taken > be->workspace_bytes && taken - be->workspace_bytes < MOST_CODE)
-    be->workspace_bytes = taken;
-  be->workspace_bytes += LOADED_BY_FIRST_STEP;
-  be->granule = GRANULE;
+  if (taken > be->spec.workspace_bytes && taken - be->spec.workspace_bytes < MOST_CODE)
+    be->spec.workspace_bytes = taken;
+  be->spec.workspace_bytes += LOADED_BY_FIRST_STEP;
+  be->spec.granule = GRANULE;
 }
 
 int cuda_ready(Cuda *c, const char *name, Error *err) {
@@ -149,7 +149,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   phase_end(&be->opening, "set-up on the GPU");
   if (status != cudaSuccess)
     return error_set(err, "setting up failed on the GPU: %s", cudaGetErrorString(status));
-  c->options.gemm_cache = NULL;
+  c->base.spec.gemm_cache = NULL;
   be->name = name;
   snprintf(
       be->description, sizeof be->description,
@@ -157,11 +157,11 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
       gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
       gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, cuda_cudnn_version(c),
       *gpu->choice ? "; " : "", gpu->choice);
-  be->memory_bytes =
+  be->spec.memory_bytes =
       gpu->memory_bytes > gpu->used_before ? gpu->memory_bytes - gpu->used_before : 0;
-  be->host_bytes = memory_available();
+  be->spec.host_bytes = memory_available();
   // Every GPU that has FP8 multiplies it twice as fast.
-  be->peak_flops = (c->config.scaling_count > 0 ? 2 : 1) * gpu->peak_flops;
+  be->peak_flops = (c->base.spec.fp8 ? 2 : 1) * gpu->peak_flops;
   be->steps_ahead = 1;
   count_workspace(c);
   return 0;

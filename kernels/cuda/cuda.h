@@ -5,7 +5,8 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/muon.h"
-#include "kernels/gpu_backends.h"
+#include "kernels/gpu.h"
+#include "kernels/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,9 +25,9 @@ typedef struct Snapshot Snapshot;
 typedef struct Bench Bench;
 
 typedef struct Cuda {
-  Backend base;       // first: a Backend * of a GPU backend is a Cuda *
-  OpsConfig config;   // scalings: a copy
-  GpuOptions options; // gemm_cache: NULL once it is open
+  // First: a Backend * of a GPU backend is a Cuda *. Its spec has a copy of the scalings; gemm_cache
+  // is NULL once it is open.
+  Backend base;
   Gpu gpu;
   Gemm gemm;
   Memory *memory;
@@ -53,20 +54,15 @@ typedef struct Cuda {
 static inline Cuda *cuda_of(Backend *be) {
   return (Cuda *)be;
 }
-// The most rows of a head_loss.
-static inline int64_t cuda_head_rows(const Cuda *c) {
-  return c->options.loss_tokens > 0 ? c->options.loss_tokens : c->config.max_tokens;
-}
 static inline OperationWork cuda_work(const Cuda *c, Operation operation) {
-  const OperationSizes sizes = {&c->base, &c->config, c->options.seq, cuda_head_rows(c), NULL, 0};
-  return operation_work(&sizes, operation);
+  return operation_work(&c->base.spec, NULL, 0, operation);
 }
 static inline RowScale row_scale(const Cuda *c, RowStat sumsq) {
-  return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps, NULL};
+  return (RowScale){sumsq, c->base.spec.D, (float)c->base.spec.rms_norm_eps, NULL};
 }
 // r / q of x, whose products read copies that were multiplied by q.
 static inline RowScale row_scale_of(const Cuda *c, Operand x, RowStat sumsq) {
-  return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps,
+  return (RowScale){sumsq, c->base.spec.D, (float)c->base.spec.rms_norm_eps,
                     x.by_row ? (const float *)x.row_scale : NULL};
 }
 
@@ -74,7 +70,7 @@ static inline RowScale row_scale_of(const Cuda *c, Operand x, RowStat sumsq) {
 // Opens into zeroed memory in which base.kinds already says what runs each operation. Prepares the
 // GEMMs of a training run that no fused kernel runs. After a failure, too, the caller calls
 // cuda_destroy.
-int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err);
+int cuda_open(Cuda *c, const Spec *spec, const Gpu *gpu, Error *err);
 // Called last, when all memory is allocated and all kernels are being loaded: waits for the GPU,
 // and fills in the backend's description.
 int cuda_ready(Cuda *c, const char *name, Error *err);
@@ -119,7 +115,7 @@ void cuda_gemv(Cuda *c, int64_t N, int64_t K, Operand a, Operand W, const act_t 
                const int32_t *row, act_t *out);
 // True where a product runs as GEMV: one row, in a backend that does not train.
 static inline bool cuda_one_row(const Cuda *c, int64_t M) {
-  return M == 1 && !c->options.train;
+  return M == 1 && !c->base.spec.train;
 }
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;

@@ -247,9 +247,9 @@ template <int LANES> static void launch_decode(int64_t rows, const DecodeArgs &s
 void cuda_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
                            Operand o) {
   const Cuda *c = cuda_of(be);
-  const int H = (int)c->config.H, d = (int)c->config.d;
+  const int H = (int)c->base.spec.H, d = (int)c->base.spec.d;
   const DecodeArgs args = {H,
-                           (int)c->config.KV,
+                           (int)c->base.spec.KV,
                            d,
                            rows == 1 ? DECODE_SPLITS : 1,
                            position,

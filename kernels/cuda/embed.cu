@@ -41,11 +41,11 @@ static __global__ void embed_kernel(int64_t M, int D, int lanes, const int32_t *
 void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, Operand x,
                 RowStat *sumsq) {
   Cuda *c = cuda_of(be);
-  by_width(c->config.D, [&](auto width, int lanes) {
+  by_width(c->base.spec.D, [&](auto width, int lanes) {
     embed_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, c->gpu.stream>>>(
-        M, (int)c->config.D, lanes, tokens, bits(E), bits(x.data), one_part(sumsq));
+        M, (int)c->base.spec.D, lanes, tokens, bits(E), bits(x.data), one_part(sumsq));
   });
-  if (x.by_row) cuda_cast_rows(c, M, c->config.D, x, *sumsq, nullptr);
+  if (x.by_row) cuda_cast_rows(c, M, c->base.spec.D, x, *sumsq, nullptr);
 }
 
 // ---- Backward
@@ -259,8 +259,8 @@ static __global__ void join_pieces_kernel(int D, Buckets b, Grad *dE, bool accum
 void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
                          bool accumulate) {
   const Cuda *c = cuda_of(be);
-  const int64_t V = c->config.V, D = c->config.D;
-  const bool fp32 = c->options.grads_fp32;
+  const int64_t V = c->base.spec.V, D = c->base.spec.D;
+  const bool fp32 = c->base.spec.grads_fp32;
   const cudaStream_t stream = c->gpu.stream;
   const unsigned blocks = blocks_for(M, THREADS);
   Buckets b;

@@ -422,10 +422,10 @@ static GemmProblem of_copies(GemmProblem p, int64_t lda, int64_t ldb) {
 // a chunk reads some.
 int cuda_problems_of(const Cuda *c, Operation operation, GemmProblem problems[MOST_PROBLEMS]) {
   const OperationWork w = cuda_work(c, operation);
-  const GpuOptions *o = &c->options;
-  const int64_t tokens = c->config.max_tokens;
-  const bool fp8 = c->config.scaling_count > 0, of_weight = w.form == GEMM_TN,
-             chunks = operation == OP_lm_head_wgrad && cuda_head_rows(c) < tokens;
+  const Spec *o = &c->base.spec;
+  const int64_t tokens = c->base.spec.max_tokens;
+  const bool fp8 = c->base.spec.fp8, of_weight = w.form == GEMM_TN,
+             chunks = operation == OP_lm_head_wgrad && chunk_rows(o) < tokens;
   GemmProblem p = {.M = w.M,
                    .N = w.N,
                    .K = w.K,
@@ -491,15 +491,19 @@ void cuda_gemv(Cuda *c, int64_t N, int64_t K, Operand a, Operand W, const act_t 
 
 void cuda_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
   Cuda *c = cuda_of(be);
-  const GemmProblem p = {.M = M, .N = K, .K = c->config.D, .form = GEMM_NN};
+  const GemmProblem p = {.M = M, .N = K, .K = c->base.spec.D, .form = GEMM_NN};
   cuda_multiply(c, p, dy, W, NULL, da);
 }
 
 void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x, grad_t *dW,
                 bool accumulate) {
   Cuda *c = cuda_of(be);
-  const GemmProblem p = {
-      .M = N, .N = K, .K = M, .form = GEMM_TN, .accurate = true, .out_fp32 = c->options.grads_fp32};
+  const GemmProblem p = {.M = N,
+                         .N = K,
+                         .K = M,
+                         .form = GEMM_TN,
+                         .accurate = true,
+                         .out_fp32 = c->base.spec.grads_fp32};
   cuda_multiply(c, p, dz, x, accumulate ? dW : NULL, dW);
 }
 

@@ -139,7 +139,6 @@ int gpu_probe(Gpu *gpu, Error *err) {
 }
 
 int gpu_open(Gpu *gpu, Error *err) {
-  if (gpu_probe(gpu, err)) return -1;
   CUDA_TRY(err, cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
   CUBLAS_TRY(err, cublasLtCreate(&gpu->blas));
   gpu->used_before = gpu_memory_taken(gpu);

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include "base/error.h"
+#include "kernels/gpu.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -63,41 +63,13 @@ static inline void error_check(int status, const Error *err) {
 
 // ---- The GPU: opened once before anything is allocated, closed last
 
-typedef struct Gpu {
-  int device;
-  char name[256];   // "NVIDIA H200"
-  char choice[512]; // where there are several GPUs: "first of 2 GPUs, then NVIDIA T400 (...)"
-  int major, minor; // compute capability
-  // The compute capability that its kernels were compiled for, 80 = 8.0: lower than the GPU's own
-  // where the driver compiles PTX.
-  int compiled_for;
-  int sm_count;
-  size_t memory_bytes; // of the card, within memory_limit
-  size_t used_before;  // of them, when the GPU was opened: the context, other programs
-  size_t l2_bytes;
-  int driver, runtime;          // CUDA versions, 13000 = 13.0
-  size_t cublaslt;              // cuBLASLt's version, 130200 = 13.2.0
-  double peak_flops;            // dense bf16 FLOP/s, see gpu_peak_flops
-  cudaStream_t stream;          // all work of a step runs on it, in order
-  struct cublasLtContext *blas; // a cublasLtHandle_t
-  void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
-  size_t workspace_bytes;
-} Gpu;
-
-// Reads the properties of the current device without opening anything on it: the fields up to
-// stream. Fails as gpu_open does.
+// Reads the properties of the current device without opening anything on it. Fails with what to
+// install or change when there is none, when it is older than compute capability 8.0, or when this
+// program has no kernels for it.
 int gpu_probe(Gpu *gpu, Error *err);
-// The current device: CUDA's first, which is the fastest, unless CUDA_VISIBLE_DEVICES chooses.
-// Fails with what to install or change when there is none, when it is older than compute capability
-// 8.0, or when this program has no kernels for it.
+// Opens the device that gpu_probe found.
 int gpu_open(Gpu *gpu, Error *err);
 void gpu_close(Gpu *gpu);
-
-// cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
-// are not for compute capability 8 and 12. Nobody tried them.
-static inline bool gpu_attends_documents(const Gpu *gpu) {
-  return gpu->major == 9 || gpu->major == 10;
-}
 
 // Bytes of the card's memory, all and free, by the driver's count within memory_limit.
 int gpu_memory(size_t *free_bytes, size_t *all, Error *err);

@@ -53,7 +53,7 @@ void *cuda_take(Cuda *c, size_t bytes, Error *err) {
   }
   m->workspaces = xrealloc(m->workspaces, ((size_t)m->workspace_count + 1) * sizeof *m->workspaces);
   m->workspaces[m->workspace_count++] = (Workspace){memory, bytes};
-  c->base.workspace_bytes += bytes;
+  c->base.spec.workspace_bytes += bytes;
   // Zero also where it is written first: compute-sanitizer does not see what cuBLASLt stores
   // through the copy engine, and would report every read of it.
   CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, c->gpu.stream));
@@ -65,7 +65,7 @@ void cuda_give_back(Cuda *c, void *memory) {
   for (int i = 0; i < m->workspace_count; i++) {
     if (m->workspaces[i].memory != memory) continue;
     CUDA_CHECK(cudaFree(memory));
-    c->base.workspace_bytes -= m->workspaces[i].bytes;
+    c->base.spec.workspace_bytes -= m->workspaces[i].bytes;
     m->workspaces[i] = m->workspaces[--m->workspace_count];
     return;
   }
@@ -173,29 +173,29 @@ static void read_either(Backend *be, float *to_host, const void *from, int64_t c
 
 // Element `first` of a tensor's master.
 static char *master_at(const Backend *be, const ParamTensor *t, int64_t first) {
-  return (char *)t->master + (size_t)first * master_bytes_of(be, t);
+  return (char *)t->master + (size_t)first * master_bytes(&be->spec, t);
 }
 
 static void op_write_master(Backend *be, const ParamTensor *t, int64_t first,
                             const float *from_host, int64_t count) {
-  write_either(be, master_at(be, t, first), from_host, count, master_bytes_of(be, t));
+  write_either(be, master_at(be, t, first), from_host, count, master_bytes(&be->spec, t));
 }
 
 static void op_read_master(Backend *be, float *to_host, const ParamTensor *t, int64_t first,
                            int64_t count) {
-  read_either(be, to_host, master_at(be, t, first), count, master_bytes_of(be, t));
+  read_either(be, to_host, master_at(be, t, first), count, master_bytes(&be->spec, t));
 }
 
 static void op_write_moments(Backend *be, moment_t *to, const float *from_host, int64_t count) {
-  write_either(be, to, from_host, count, be->moment_bytes);
+  write_either(be, to, from_host, count, moment_bytes(&be->spec));
 }
 
 static void op_read_moments(Backend *be, float *to_host, const moment_t *from, int64_t count) {
-  read_either(be, to_host, from, count, be->moment_bytes);
+  read_either(be, to_host, from, count, moment_bytes(&be->spec));
 }
 
 static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {
-  read_either(be, to_host, from, count, be->grad_bytes);
+  read_either(be, to_host, from, count, grad_bytes(&be->spec));
 }
 
 // The rows' numbers go through the stages, where the kernel reads them.
@@ -208,7 +208,7 @@ static void op_draw_master(Backend *be, const ParamTensor *to, const int32_t *pl
     const int64_t piece = rows - done < PIECE ? rows - done : PIECE;
     int32_t *pinned = (int32_t *)c->memory->stages[stage];
     memcpy(pinned, places + done, (size_t)piece * sizeof *pinned);
-    launch_draw(to->master, master_bytes_of(be, to) == sizeof(bf16_bits), pinned, done, piece,
+    launch_draw(to->master, master_bytes(&be->spec, to) == sizeof(bf16_bits), pinned, done, piece,
                 to->cols, key, deviation, c->gpu.stream);
     CUDA_CHECK(cudaEventRecord(c->memory->stage_free[stage], c->gpu.stream));
   }

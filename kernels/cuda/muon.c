@@ -91,7 +91,7 @@ void cuda_muon(Backend *be, const ParamTensor *list, int count) {
   Cuda *c = cuda_of(be);
   const ParamTable *table = cuda_table(c, list, count);
   cuda_decide(c);
-  launch_momentum(table, c->config.moments == MOMENTS_BF16, c->state, c->gpu.stream);
+  launch_momentum(table, c->base.spec.moments == MOMENTS_BF16, c->state, c->gpu.stream);
   for (int i = 0; i < c->muon.group_count; i += muon_joined(&c->muon, i)) {
     const MuonGroup *g = &c->muon.groups[i];
     for (int64_t first = 0; first < g->count; first += g->batch) {

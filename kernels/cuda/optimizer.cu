@@ -180,7 +180,7 @@ void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_
 
 // Calls launch with a null pointer to the type of the matrices' masters.
 template <class Launch> static void by_master(const Cuda *c, Launch launch) {
-  if (c->config.masters == MASTERS_BF16)
+  if (c->base.spec.masters == MASTERS_BF16)
     launch((bf16_bits *)nullptr);
   else
     launch((float *)nullptr);
@@ -591,13 +591,13 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
   const ParamTable *table = cuda_table(c, list, count);
   if (table->part_count == 0) cuda_decide(c); // else muon did
   if (c->scalings)
-    launch_scalings_update(c->scalings, c->config.weight_scalings, c->config.scaling_count,
+    launch_scalings_update(c->scalings, c->base.spec.weight_scalings, c->base.spec.scaling_count,
                            c->state, c->gpu.stream);
   by_gradient(c->table.grads_fp32, [&](auto *grad) {
     by_master(c, [&](auto *master) {
       using Grad = std::remove_pointer_t<decltype(grad)>;
       using Master = std::remove_pointer_t<decltype(master)>;
-      if (c->config.moments == MOMENTS_BF16)
+      if (c->base.spec.moments == MOMENTS_BF16)
         launch<Grad, bf16_bits, Master>(c);
       else
         launch<Grad, float, Master>(c);

@@ -96,7 +96,7 @@ bool cuda_launch_again(const Cuda *c, int pass, Operand out) {
 // The largest values of the parameters were written by the update and belong to the next step.
 static void op_discard(Backend *be) {
   const Cuda *c = cuda_of(be);
-  const int weights = c->config.weight_scalings, rest = c->config.scaling_count - weights;
+  const int weights = c->base.spec.weight_scalings, rest = c->base.spec.scaling_count - weights;
   if (rest <= 0) return;
   scalings_discard_kernel<<<(unsigned)rest, MAXIMA, 0, c->gpu.stream>>>(c->scalings + weights);
   LAUNCHED();
@@ -105,7 +105,7 @@ static void op_discard(Backend *be) {
 // All of them, in fresh memory.
 static Scaling *read_all(Backend *be) {
   const Cuda *c = cuda_of(be);
-  const size_t bytes = (size_t)c->config.scaling_count * sizeof(Scaling);
+  const size_t bytes = (size_t)c->base.spec.scaling_count * sizeof(Scaling);
   Scaling *all = (Scaling *)xmalloc(bytes);
   be->services.read(be, all, c->scalings, bytes);
   return all;
@@ -113,7 +113,7 @@ static Scaling *read_all(Backend *be) {
 
 static void op_scalings_read(Backend *be, ScalingState *to_host) {
   Scaling *all = read_all(be);
-  for (int i = 0; i < cuda_of(be)->config.scaling_count; i++) {
+  for (int i = 0; i < be->spec.scaling_count; i++) {
     to_host[i].scale = all[i].scale;
     memcpy(to_host[i].history, all[i].history, sizeof all[i].history);
   }
@@ -121,7 +121,7 @@ static void op_scalings_read(Backend *be, ScalingState *to_host) {
 }
 
 static void op_scalings_write(Backend *be, const ScalingState *from_host) {
-  const int count = cuda_of(be)->config.scaling_count;
+  const int count = be->spec.scaling_count;
   Scaling *all = read_all(be);
   for (int i = 0; i < count; i++) {
     if (!all[i].fixed) {
@@ -138,7 +138,7 @@ static void op_scalings_write(Backend *be, const ScalingState *from_host) {
 
 int cuda_scalings_open(Cuda *c, Error *err) {
   Backend *be = &c->base;
-  const int count = c->config.scaling_count;
+  const int count = c->base.spec.scaling_count;
   be->calibrating = count > 0;
   be->services.scalings_discard = op_discard;
   be->services.scalings_read = op_scalings_read;
@@ -149,7 +149,7 @@ int cuda_scalings_open(Cuda *c, Error *err) {
   if (!c->scalings) return -1;
   Scaling *all = (Scaling *)xcalloc((size_t)count, sizeof *all);
   for (int i = 0; i < count; i++) {
-    const ScalingKind kind = c->config.scalings[i];
+    const ScalingKind kind = c->base.spec.scalings[i];
     all[i].format = kind.format;
     all[i].fixed = kind.fixed != 0;
     all[i].scale = kind.fixed;
@@ -233,5 +233,5 @@ void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t 
   LAUNCHED();
   dlogits.data = from;
   dlogits.row_scale = factors;
-  cast_rows<true, false>(c, M, padded_vocab(&c->config), dlogits, (RowStat){}, nullptr);
+  cast_rows<true, false>(c, M, padded_vocab(&c->base.spec), dlogits, (RowStat){}, nullptr);
 }

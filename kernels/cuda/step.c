@@ -111,7 +111,7 @@ static bool op_replay_begin(Backend *be, ReplaySlot slot) {
     CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
     return false;
   }
-  if (c->options.graphs && r->calls++ > 0)
+  if (c->base.spec.graphs && r->calls++ > 0)
     CUDA_CHECK(cudaStreamBeginCapture(c->gpu.stream, cudaStreamCaptureModeThreadLocal));
   return true;
 }

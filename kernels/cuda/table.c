@@ -303,7 +303,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   c->table_count = count;
   open_muon(c, list, count);
 
-  c->table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
+  c->table = (ParamTable){.grads_fp32 = c->base.spec.grads_fp32};
   float *column_partials, *unused;
   const int64_t partials = count_blocks(&c->table, list, count);
   ParamTable on_host = c->table;
@@ -315,7 +315,8 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   place(&on_host, count, partials, block, &unused);
   describe(&on_host, list, count,
            &(DevicePointers){column_partials, c->table.parts, c->scalings, &c->muon});
-  order_all(&on_host, list, count, !c->options.grads_fp32 && c->config.masters == MASTERS_FP32);
+  order_all(&on_host, list, count,
+            !c->base.spec.grads_fp32 && c->base.spec.masters == MASTERS_FP32);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.services.write(&c->base, c->table_memory, block, made_here);
   free(block);

@@ -7,7 +7,7 @@
 // Sets the scale of tensors with FP8 copies that have none yet, from their largest value.
 static void calibrate(Cuda *c, const ParamTensor *list, int count) {
   Backend *be = &c->base;
-  ScalingState *states = xmalloc((size_t)c->config.scaling_count * sizeof *states);
+  ScalingState *states = xmalloc((size_t)c->base.spec.scaling_count * sizeof *states);
   be->services.scalings_read(be, states);
   cuda_largest_weights(c);
   for (int i = 0; i < count; i++) {
@@ -28,7 +28,7 @@ static void op_refresh(Backend *be, const ParamTensor *list, int count) {
 
 void cuda_set_update(Cuda *c) {
   Backend *be = &c->base;
-  be->services.list_bytes = cuda_list_bytes;
+  be->spec.list_bytes = cuda_list_bytes;
   c->orthogonalize = cuda_orthogonalize;
   be->services.refresh = op_refresh;
 }

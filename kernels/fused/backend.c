@@ -2,9 +2,9 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/cudnn.h"
 #include "kernels/fused/fused.h"
 #include "kernels/fused/kernels.h"
-#include "kernels/gpu_backends.h"
 
 enum {
   // hidden_size from which the epilogue of programs/probabilities.cu hides behind its product:
@@ -28,15 +28,14 @@ static bool has_program(Operation operation) {
 }
 
 static bool occurs(const Cuda *c, Operation operation) {
-  return c->options.train || operation <= OP_validation_loss;
+  return c->base.spec.train || operation <= OP_validation_loss;
 }
 
 static bool pays(const Cuda *c, Operation operation, Mainloop mainloop) {
   const ProgramName *program = programs[operation];
   const OperationWork w = cuda_work(c, operation);
-  if (program[0] == PROGRAM_PROBABILITIES && c->config.D < LONG_HEAD) return false;
-  return !occurs(c, operation) ||
-         tile_pays(mainloop, program[c->config.scaling_count > 0], w.M, w.N, w.K);
+  if (program[0] == PROGRAM_PROBABILITIES && c->base.spec.D < LONG_HEAD) return false;
+  return !occurs(c, operation) || tile_pays(mainloop, program[c->base.spec.fp8], w.M, w.N, w.K);
 }
 
 static void settle_kinds(Cuda *c, Mainloop mainloop) {
@@ -44,12 +43,11 @@ static void settle_kinds(Cuda *c, Mainloop mainloop) {
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
     const OperationWork w = cuda_work(c, i);
     const bool fused = has_program(i) && w.N < MOST_COLUMNS && w.K < MOST_COLUMNS &&
-                       (c->options.kernels == KERNELS_FUSED || pays(c, i, mainloop));
+                       (c->base.spec.kernels == KERNELS_FUSED || pays(c, i, mainloop));
     be->kinds[i] = fused ? KERNEL_FUSED : KERNEL_UNFUSED;
   }
   be->kinds[OP_down_dgrad] = be->kinds[OP_gate_up]; // gate_up wrote z with or without r
   if (mainloop == MAINLOOP_WGMMA) be->kinds[OP_muon] = KERNEL_FUSED;
-  be->folds_softmax = be->kinds[OP_head_loss] == KERNEL_FUSED;
 }
 
 static void describe(Backend *be) {
@@ -65,8 +63,8 @@ static void describe(Backend *be) {
 
 // ---- Opening
 
-static int check_model(const OpsConfig *c, Mainloop mainloop, Error *err) {
-  if (c->scaling_count > 0 && mainloop != MAINLOOP_WGMMA)
+static int check_model(const Spec *c, Mainloop mainloop, Error *err) {
+  if (c->fp8 && mainloop != MAINLOOP_WGMMA)
     return error_set(err,
                      "fused kernels have FP8 only on GPUs of compute capability 9.0 (Hopper), with "
                      "backend.mainloop \"auto\" or \"wgmma\"; take backend.kernels \"unfused\" or "
@@ -84,14 +82,6 @@ static int check_model(const OpsConfig *c, Mainloop mainloop, Error *err) {
   return 0;
 }
 
-int backend_fused_supported(const OpsConfig *config, Error *err) {
-  Gpu gpu;
-  Mainloop mainloop;
-  const bool runs =
-      gpu_probe(&gpu, err) == 0 && fused_mainloop(MAINLOOP_AUTO, &gpu, &mainloop, err) == 0;
-  return runs ? check_model(config, mainloop, err) : -1;
-}
-
 static int take_parts(Cuda *u, RowStat *s, int32_t parts, int64_t rows, Error *err) {
   *s = (RowStat){cuda_take(u, (size_t)(parts * rows) * sizeof(float), err), rows, parts};
   return s->data ? 0 : -1;
@@ -99,7 +89,7 @@ static int take_parts(Cuda *u, RowStat *s, int32_t parts, int64_t rows, Error *e
 
 static int make_workspace(Fused *f, Error *err) {
   Cuda *u = &f->unfused.cuda;
-  const OpsConfig *c = &u->config;
+  const Spec *c = &u->base.spec;
   const size_t rope_row = (size_t)rope_table_cols(c->d) * sizeof(uint16_t);
   f->rope = cuda_take(u, (size_t)c->max_positions * rope_row, err);
   if (!f->rope) return -1;
@@ -107,7 +97,7 @@ static int make_workspace(Fused *f, Error *err) {
   if (!f->rope_periodic) return -1;
   launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
   if (u->base.kinds[OP_validation_loss] != KERNEL_FUSED) return 0;
-  const int64_t rows = cuda_head_rows(u);
+  const int64_t rows = chunk_rows(c);
   const Mainloop loop = f->kernels.mainloop;
   const int32_t bf16 = tile_parts(tile_choose(loop, PROGRAM_PROBABILITIES, rows, c->V, c->D), c->V),
                 fp8 = tile_parts(tile_choose(loop, PROGRAM_PROBABILITIES_FP8, rows, c->V, c->D),
@@ -121,7 +111,8 @@ static int make_workspace(Fused *f, Error *err) {
              : 0;
 }
 
-static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
+static void set_operations(Backend *be, Mainloop mainloop) {
+  Spec *c = &be->spec;
   const TileShape narrowest = mainloop == MAINLOOP_MMA_SYNC ? TILE_64x64 : TILE_128x128;
 #define FUSE(name, function)                                                                       \
   if (be->kinds[OP_##name] == KERNEL_FUSED) be->name = fused_##function
@@ -139,22 +130,21 @@ static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
   if (be->kinds[OP_muon] == KERNEL_FUSED) cuda_of(be)->orthogonalize = fused_orthogonalize;
   // Beside those of the unfused kernels.
   const int64_t sumsq = tile_parts(narrowest, c->D), s = tile_parts(narrowest, c->F);
-  if (be->most_parts.sumsq < sumsq) be->most_parts.sumsq = sumsq;
-  if (be->most_parts.s < s) be->most_parts.s = s;
+  if (c->most_parts.sumsq < sumsq) c->most_parts.sumsq = sumsq;
+  if (c->most_parts.s < s) c->most_parts.s = s;
+  c->folds_softmax = be->kinds[OP_head_loss] == KERNEL_FUSED;
 }
 
-Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
-  Gpu gpu;
+// The description names the operations that run on the unfused kernels.
+static Backend *fused_create(const Spec *spec, const Gpu *gpu, Error *err) {
   Mainloop mainloop;
-  if (gpu_probe(&gpu, err) || fused_mainloop(options->mainloop, &gpu, &mainloop, err) ||
-      check_model(config, mainloop, err))
+  if (fused_mainloop(spec->mainloop, gpu, &mainloop, err) || check_model(spec, mainloop, err))
     return NULL;
   Fused *f = xcalloc(1, sizeof *f);
   Cuda *c = &f->unfused.cuda;
-  c->config = *config;
-  c->options = *options;
+  c->base.spec = *spec;
   settle_kinds(c, mainloop);
-  const bool failed = unfused_open(&f->unfused, config, options, err) ||
+  const bool failed = unfused_open(&f->unfused, spec, gpu, err) ||
                       fused_kernels_open(&f->kernels, mainloop, &c->gpu, err);
   phase_end(&c->base.opening, "fused kernels");
   if (failed || make_workspace(f, err) ||
@@ -162,7 +152,42 @@ Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options
     cuda_destroy(&c->base);
     return NULL;
   }
-  set_operations(&c->base, config, mainloop);
+  set_operations(&c->base, mainloop);
   describe(&c->base);
   return &c->base;
+}
+
+// ---- Either backend
+
+int gpu_find(Gpu *gpu, Error *err) {
+  CudnnApi cudnn;
+  size_t all;
+  if (gpu_probe(gpu, err) || gpu_memory(&gpu->free_bytes, &all, err) ||
+      fused_mainloop(MAINLOOP_AUTO, gpu, &gpu->mainloop, err))
+    return -1;
+  return cudnn_open(&cudnn, err);
+}
+
+int backend_fused_supported(const Spec *spec, const Gpu *gpu, Error *err) {
+  return check_model(spec, gpu->mainloop, err);
+}
+
+Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err) {
+  if (spec->kernels == KERNELS_UNFUSED) return backend_unfused_create(spec, gpu, err);
+  Error why_not;
+  if (backend_fused_supported(spec, gpu, &why_not) == 0) {
+    Backend *fused = fused_create(spec, gpu, &why_not);
+    if (fused) return fused;
+  }
+  if (spec->kernels == KERNELS_FUSED) {
+    *err = why_not;
+    error_prefix(err, "backend.kernels is \"fused\"");
+    return NULL;
+  }
+  Backend *be = backend_unfused_create(spec, gpu, err);
+  if (!be) return NULL;
+  const size_t used = strlen(be->description);
+  snprintf(be->description + used, sizeof be->description - used, "; not fused, because %.300s",
+           why_not.text);
+  return be;
 }

@@ -24,11 +24,6 @@ static inline Fused *fused_of(Backend *be) {
   return (Fused *)be;
 }
 
-// ---- backend.c
-// NULL and a sentence on failure. Needs what backend_fused_supported checks. The description names
-// the operations that run on the unfused kernels.
-Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
-
 // ---- operations.c
 QkvOp fused_qkv;
 ResidualOp fused_residual;

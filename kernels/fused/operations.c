@@ -21,8 +21,8 @@ static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, Oper
                       .B = W.data,
                       .stride_a = A.row_stride,
                       .args = {.in = {sumsq},
-                               .inverse_D = (float)(1 / (double)u->config.D),
-                               .eps = (float)u->config.rms_norm_eps}};
+                               .inverse_D = (float)(1 / (double)u->base.spec.D),
+                               .eps = (float)u->base.spec.rms_norm_eps}};
   if (!in_fp8(A, W)) return call;
   call.A = A.by_row;
   call.B = dgrad ? W.by_col : W.by_row;
@@ -64,11 +64,11 @@ static void run_copied(const Fused *f, ProgramName name, ProgramCall *call, int6
 // sequence and sequences of whole steps find them in the table; for others they are laid out first.
 static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, ProgramArgs *args) {
   const Cuda *u = &f->unfused.cuda;
-  const int64_t d = u->config.d, cols = rope_table_cols(d);
+  const int64_t d = u->base.spec.d, cols = rope_table_cols(d);
   args->params[ROPE_PERIOD].i = (int32_t)T;
   if (M <= T || T % 64 == 0) {
     args->params[ROPE_FIRST].i = (int32_t)first;
-    return (Matrix){f->rope, u->config.max_positions, cols};
+    return (Matrix){f->rope, u->base.spec.max_positions, cols};
   }
   launch_rope_table(T + 63, d, T, u->rope + first * d, f->rope_periodic, u->gpu.stream);
   return (Matrix){f->rope_periodic, T + 63, cols};
@@ -77,7 +77,7 @@ static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, P
 void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
                Operand W, act_t *qkv) {
   const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
+  const Spec *c = &f->unfused.cuda.base.spec;
   const int64_t R = packed_width(c);
   if (cuda_one_row(&f->unfused.cuda, M)) {
     unfused_qkv(be, M, T, first, x, sumsq, W, qkv);
@@ -94,7 +94,7 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowS
 void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                     RowStat x_sumsq, Operand out, RowStat *sumsq) {
   const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
+  const Spec *c = &f->unfused.cuda.base.spec;
   if (cuda_one_row(&f->unfused.cuda, M)) {
     unfused_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
     return;
@@ -114,7 +114,7 @@ void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, con
 void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                    Operand y) {
   const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
+  const Spec *c = &f->unfused.cuda.base.spec;
   if (cuda_one_row(&f->unfused.cuda, M)) {
     unfused_gate_up(be, M, x, sumsq, W, z, y);
     return;
@@ -134,7 +134,7 @@ void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
 static HeadFinish run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
                                     const int32_t *targets, act_t *P) {
   const Cuda *u = &f->unfused.cuda;
-  const OpsConfig *c = &u->config;
+  const Spec *c = &u->base.spec;
   const ProgramName name = in_fp8(x, W) ? PROGRAM_PROBABILITIES_FP8 : PROGRAM_PROBABILITIES;
   const TileShape tile = tile_choose(f->kernels.mainloop, name, f->head.sum.stride, c->V, c->D);
   HeadFinish finish = {.M = M,
@@ -186,7 +186,7 @@ void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
 void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
                       RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
   const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
+  const Spec *c = &f->unfused.cuda.base.spec;
   ProgramCall call = call_of(f, M, c->D, N, dz, W, true, x, sumsq);
   call.loads[0] = (Matrix){x.data, M, c->D};
   call.loads[1] = (Matrix){residual, M, c->D};
@@ -203,7 +203,7 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, 
 void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
                       RowStat sumsq, Operand dx) {
   const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
+  const Spec *c = &f->unfused.cuda.base.spec;
   const int64_t V = in_fp8(g->p, W) ? padded_vocab(c) : c->V; // in the copies' order
   ProgramCall call = call_of(f, M, c->D, V, g->p, W, true, x, sumsq);
   if (g->u) call.args.row_scale = (const float *)g->u;
@@ -221,7 +221,7 @@ void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, 
 void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
                       RowStat sumsq, Operand dz, RowStat *s) {
   const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
+  const Spec *c = &f->unfused.cuda.base.spec;
   ProgramCall call = call_of(f, M, c->F, c->D, dx, W, true, x, sumsq);
   call.loads[0] = (Matrix){z, M, 2 * c->F};
   if (in_fp8(dx, W)) {

@@ -16,7 +16,7 @@
 #pragma once
 
 enum {
-  TICKETS = 16, // words of the ring, a power of two
-  TICKET = 8,   // bytes
+  TICKETS = 16,       // words of the ring, a power of two
+  TICKET = 8,         // bytes
   LEAST_TICKETS = 14, // by the count above
 };

@@ -3,7 +3,7 @@
 #include "kernels/unfused/unfused.h"
 
 static RopeShape rope_shape(const Cuda *c, int64_t T, int64_t first) {
-  const OpsConfig *o = &c->config;
+  const Spec *o = &c->base.spec;
   return (RopeShape){.rotated = (o->H + o->KV) * o->d,
                      .R = packed_width(o),
                      .d = o->d,
@@ -15,7 +15,7 @@ static RopeShape rope_shape(const Cuda *c, int64_t T, int64_t first) {
 void unfused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
                  Operand W, act_t *qkv) {
   Cuda *c = cuda_of(be);
-  cuda_forward(c, M, packed_width(&c->config), c->config.D, x, W, NULL, qkv, 0);
+  cuda_forward(c, M, packed_width(&c->base.spec), c->base.spec.D, x, W, NULL, qkv, 0);
   launch_rope(M, rope_shape(c, T, first), row_scale_of(c, x, sumsq), qkv, c->gpu.stream);
 }
 
@@ -24,18 +24,18 @@ void unfused_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat 
   Cuda *c = cuda_of(be);
   RopeShape shape = rope_shape(c, 1, 0);
   shape.position = position;
-  cuda_gemv(c, shape.R, c->config.D, x, W, NULL, position, cache);
+  cuda_gemv(c, shape.R, c->base.spec.D, x, W, NULL, position, cache);
   launch_rope(1, shape, row_scale_of(c, x, sumsq), cache, c->gpu.stream);
 }
 
 void unfused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                       RowStat x_sumsq, Operand out, RowStat *sumsq) {
   Cuda *c = cuda_of(be);
-  cuda_forward(c, M, c->config.D, K, a, W, x, out.data, 0);
+  cuda_forward(c, M, c->base.spec.D, K, a, W, x, out.data, 0);
   if (out.by_row)
-    cuda_cast_rows(c, M, c->config.D, out, x_sumsq, sumsq);
+    cuda_cast_rows(c, M, c->base.spec.D, out, x_sumsq, sumsq);
   else
-    launch_row_sumsq(M, c->config.D, out.data, sumsq, c->gpu.stream);
+    launch_row_sumsq(M, c->base.spec.D, out.data, sumsq, c->gpu.stream);
 }
 
 // z stays the plain product: down_dgrad, its only reader, applies r as it reads.
@@ -43,27 +43,28 @@ void unfused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
                      Operand y) {
   Cuda *c = cuda_of(be);
   const RowScale r = row_scale_of(c, x, sumsq);
-  cuda_forward(c, M, 2 * c->config.F, c->config.D, x, W, NULL, z, 0);
+  cuda_forward(c, M, 2 * c->base.spec.F, c->base.spec.D, x, W, NULL, z, 0);
   for (int pass = 0; y.by_row && cuda_launch_again(c, pass, y); pass++)
-    launch_swiglu_fp8(M, c->config.F, r, z, y, c->scalings + y.scaling, c->gpu.stream);
-  if (!y.by_row) launch_swiglu(M, c->config.F, r, z, y.data, c->gpu.stream);
+    launch_swiglu_fp8(M, c->base.spec.F, r, z, y, c->scalings + y.scaling, c->gpu.stream);
+  if (!y.by_row) launch_swiglu(M, c->base.spec.F, r, z, y.data, c->gpu.stream);
 }
 
 void unfused_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits) {
   Cuda *c = cuda_of(be);
-  cuda_gemv(c, c->config.V, c->config.D, x, W, NULL, NULL, logits);
-  launch_scale_row(c->config.V, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
+  cuda_gemv(c, c->base.spec.V, c->base.spec.D, x, W, NULL, NULL, logits);
+  launch_scale_row(c->base.spec.V, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
 }
 
 // The logits stay the plain product; cross entropy applies r as it reads them.
 void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                        const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   Cuda *c = cuda_of(be);
-  cuda_forward(c, M, c->config.V, c->config.D, x, W, NULL, logits, padded_vocab(&c->config));
+  cuda_forward(c, M, c->base.spec.V, c->base.spec.D, x, W, NULL, logits,
+               padded_vocab(&c->base.spec));
   if (g) g->s.parts = 1;
   const CrossEntropy args = {.M = M,
-                             .V = c->config.V,
-                             .stride = padded_vocab(&c->config),
+                             .V = c->base.spec.V,
+                             .stride = padded_vocab(&c->base.spec),
                              .logits = logits,
                              .targets = targets,
                              .r = row_scale_of(c, x, sumsq),
@@ -85,7 +86,7 @@ static void norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, const stat
   act_t *product = unfused_of(be)->product;
   // Not in place: where its result overwrites the addend, cuBLASLt rounds the product to bf16
   // before the addition.
-  const GemmProblem p = {.M = M, .N = c->config.D, .K = N, .form = GEMM_NN, .accurate = true};
+  const GemmProblem p = {.M = M, .N = c->base.spec.D, .K = N, .form = GEMM_NN, .accurate = true};
   const RowScale r = row_scale(c, sumsq);
   if (!dz.by_row) {
     cuda_multiply(c, p, dz, W, residual, product);
@@ -106,7 +107,7 @@ void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W
 
 void unfused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
                         RowStat sumsq, Operand dx) {
-  norm_dgrad(be, M, cuda_of(be)->config.V, g->p, g->u, W, x, sumsq, g->s, NULL, dx);
+  norm_dgrad(be, M, be->spec.V, g->p, g->u, W, x, sumsq, g->s, NULL, dx);
 }
 
 void unfused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
@@ -114,13 +115,14 @@ void unfused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act
   Cuda *c = cuda_of(be);
   act_t *product = unfused_of(be)->product;
   const GemmProblem p = {
-      .M = M, .N = c->config.F, .K = c->config.D, .form = GEMM_NN, .accurate = true};
+      .M = M, .N = c->base.spec.F, .K = c->base.spec.D, .form = GEMM_NN, .accurate = true};
   const RowScale r = row_scale_of(c, x, sumsq);
   cuda_multiply(c, p, dx, W, NULL, product);
   for (int pass = 0; dz.by_row && cuda_launch_again(c, pass, dz); pass++)
-    launch_swiglu_backward_fp8(M, c->config.F, r, z, product, dz, c->scalings + dz.scaling, s,
+    launch_swiglu_backward_fp8(M, c->base.spec.F, r, z, product, dz, c->scalings + dz.scaling, s,
                                c->gpu.stream);
-  if (!dz.by_row) launch_swiglu_backward(M, c->config.F, r, z, product, dz.data, s, c->gpu.stream);
+  if (!dz.by_row)
+    launch_swiglu_backward(M, c->base.spec.F, r, z, product, dz.data, s, c->gpu.stream);
 }
 
 void unfused_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
@@ -137,7 +139,7 @@ void unfused_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const
 // ---- The backend
 
 // Columns of the scratch, for the operations that no fused kernel runs.
-static int64_t product_cols(const Backend *be, const OpsConfig *c) {
+static int64_t product_cols(const Backend *be, const Spec *c) {
   static const Operation norm_dgrads[] = {OP_lm_head_dgrad, OP_gate_up_dgrad, OP_qkv_dgrad};
   int64_t cols = be->kinds[OP_down_dgrad] == KERNEL_FUSED ? 0 : c->F;
   for (size_t i = 0; i < sizeof norm_dgrads / sizeof *norm_dgrads; i++)
@@ -145,28 +147,28 @@ static int64_t product_cols(const Backend *be, const OpsConfig *c) {
   return cols;
 }
 
-int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options, Error *err) {
+int unfused_open(Unfused *u, const Spec *spec, const Gpu *gpu, Error *err) {
   Backend *be = &u->cuda.base;
-  if (cuda_open(&u->cuda, config, options, err)) return -1;
+  if (cuda_open(&u->cuda, spec, gpu, err)) return -1;
 #define OP(name, type, function, ...) be->name = unfused_##function;
 #define GENERATION(name, type) be->name = unfused_##name;
 #include "kernels/ops.def"
 #undef OP
 #undef GENERATION
-  be->most_parts.sumsq = copy_parts(config->D);
-  be->most_parts.s =
-      copy_parts(config->F * 2 > packed_width(config) ? config->F * 2 : packed_width(config));
-  const int64_t elements = config->max_tokens * product_cols(be, config);
-  if (!options->train || elements == 0) return 0;
+  be->spec.most_parts.sumsq = copy_parts(spec->D);
+  be->spec.most_parts.s =
+      copy_parts(spec->F * 2 > packed_width(spec) ? spec->F * 2 : packed_width(spec));
+  const int64_t elements = spec->max_tokens * product_cols(be, spec);
+  if (!spec->train || elements == 0) return 0;
   u->product = cuda_take(&u->cuda, (size_t)elements * sizeof(bf16_bits), err);
   return u->product ? 0 : -1;
 }
 
-Backend *backend_unfused_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
+Backend *backend_unfused_create(const Spec *spec, const Gpu *gpu, Error *err) {
   Unfused *u = xcalloc(1, sizeof *u);
   Backend *be = &u->cuda.base;
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_UNFUSED;
-  if (unfused_open(u, config, options, err) == 0 && cuda_ready(&u->cuda, "cuda, unfused", err) == 0)
+  if (unfused_open(u, spec, gpu, err) == 0 && cuda_ready(&u->cuda, "cuda, unfused", err) == 0)
     return be;
   cuda_destroy(be);
   return NULL;

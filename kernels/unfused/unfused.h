@@ -18,11 +18,11 @@ static inline Unfused *unfused_of(Backend *be) {
   return (Unfused *)be;
 }
 
-// NULL and a sentence on failure, as for backend_gpu_create; options->kernels is not read.
-Backend *backend_unfused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
+// NULL and a sentence on failure, as for backend_gpu_create; spec->kernels is not read.
+Backend *backend_unfused_create(const Spec *spec, const Gpu *gpu, Error *err);
 
 // As cuda_open; also sets this backend's operations and allocates their scratch.
-int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options, Error *err);
+int unfused_open(Unfused *u, const Spec *spec, const Gpu *gpu, Error *err);
 
 QkvOp unfused_qkv;
 QkvTokenOp unfused_qkv_token;

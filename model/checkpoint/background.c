@@ -47,24 +47,24 @@ struct BackgroundSave {
 
 // Where each piece goes. Counts where there is no block, and no pieces; returns the bytes.
 static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count,
-                    bool with_optimizer, const Backend *be, char *block) {
+                    bool with_optimizer, const Spec *spec, char *block) {
   Arena arena = {.block = block};
   for (int i = 0; i < PARAM_STATES * count; i++) {
     const ParamTensor *t = &tensors[i / PARAM_STATES];
     const ParamState state = (ParamState)(i % PARAM_STATES);
     if (!state_saved_as(t, state) || (state != STATE_master && !with_optimizer)) continue;
-    const StateMemory from = state_memory(be, t, state);
+    const StateMemory from = state_memory(spec, t, state);
     void *to = arena_take(&arena, from.bytes);
     if (pieces) pieces[i] = (SnapshotPiece){to, from.at, from.bytes, from.on_host};
   }
   return arena.used;
 }
 
-size_t background_bytes(const Config *c, const Backend *be) {
+size_t background_bytes(const Config *c, const Spec *spec) {
   const int count = params_count(&c->model);
   ParamTensor *tensors = xcalloc((size_t)count, sizeof *tensors);
   params_table(&c->model, c->optimizer.kind == OPTIMIZER_MUON, tensors);
-  const size_t bytes = place(NULL, tensors, count, c->output.save_optimizer, be, NULL);
+  const size_t bytes = place(NULL, tensors, count, c->output.save_optimizer, spec, NULL);
   free(tensors);
   return bytes;
 }
@@ -142,7 +142,7 @@ static void *write_saves(void *save) {
 
 static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   Backend *be = llama->be;
-  b->bytes = place(NULL, llama->tensors, llama->param_count, b->with_optimizer, be, NULL);
+  b->bytes = place(NULL, llama->tensors, llama->param_count, b->with_optimizer, &llama->spec, NULL);
   void *memory = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
@@ -150,8 +150,8 @@ static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   b->memory = memory;
   madvise(memory, b->bytes, MADV_HUGEPAGE); // without them allocation is slower
   b->pieces = xcalloc((size_t)(PARAM_STATES * llama->param_count), sizeof *b->pieces);
-  place(b->pieces, llama->tensors, llama->param_count, b->with_optimizer, be, b->memory);
-  if (llama->shape.fp8)
+  place(b->pieces, llama->tensors, llama->param_count, b->with_optimizer, &llama->spec, b->memory);
+  if (llama->spec.fp8)
     b->scalings = xcalloc((size_t)scaling_count(&llama->config), sizeof *b->scalings);
   if (be->services.snapshot_open(be, err) != 0) return -1;
   return thread_start(&b->thread, "save", write_saves, b, err);

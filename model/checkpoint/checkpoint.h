@@ -138,7 +138,7 @@ typedef struct SaveResult {
 
 // Bytes of the host's memory that a copy of a run's state takes: its output.save_optimizer says
 // whether with the moments.
-size_t background_bytes(const Config *config, const Backend *be);
+size_t background_bytes(const Config *config, const Spec *spec);
 
 // Allocates its memory on the backend and starts a thread, which allocates the copy while the
 // run starts. llama outlives it. with_optimizer: output.save_optimizer of all its saves.
@@ -193,6 +193,6 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // AdamW's t: be->services.set_updates(state.updates). A run in FP8 uses the saved scalings if they
 // are of its precision, and skips scalings of another.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
-// Checks that checkpoint_load would accept it for this model and RunShape.muon, without reading
+// Checks that checkpoint_load would accept it for this model and Spec.muon, without reading
 // values.
 int checkpoint_check(const Checkpoint *c, const ModelConfig *model, bool muon, Error *err);

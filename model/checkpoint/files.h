@@ -72,7 +72,7 @@ typedef struct TensorList {
   ParamState *states;  // [count] which state of its parameter it is a part of
   int scalings;        // tensors[count], behind them, are the FP8 scalings
 } TensorList;
-// muon: the run's (RunShape). dtype: of weights; the others are F32.
+// muon: the run's (Spec). dtype: of weights; the others are F32.
 void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, TensorSet set,
                       SafeDtype dtype);
 void tensor_list_free(TensorList *list);

@@ -313,14 +313,14 @@ static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **sta
 }
 
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
-  const bool with_optimizer = c->with_optimizer, muon = llama->shape.muon;
+  const bool with_optimizer = c->with_optimizer, muon = llama->spec.muon;
   Wanted weights, moments = {0};
   ScalingState *scalings = NULL;
   int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, muon, WEIGHTS, err);
   if (status == 0 && with_optimizer)
     status =
         wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, muon, MOMENTS, err);
-  if (status == 0 && with_optimizer && llama->shape.fp8)
+  if (status == 0 && with_optimizer && llama->spec.fp8)
     status = read_scalings(&moments, llama, &scalings, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
     status = load_values(&weights, llama, err);

@@ -26,7 +26,7 @@ static void read_backend_scalings(const StateSource *source, ScalingState *state
 }
 
 StateSource state_source(const Llama *llama) {
-  const bool scaled = llama->shape.fp8 && !llama->be->calibrating;
+  const bool scaled = llama->spec.fp8 && !llama->be->calibrating;
   return (StateSource){
       .llama = llama, .read = read_backend, .scalings = scaled ? read_backend_scalings : NULL};
 }
@@ -84,7 +84,7 @@ static int write_tensors(const char *folder, const char *name, const StateSource
 static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
                          uint64_t most_bytes, FileSums *sums, Error *err) {
   TensorList list;
-  tensor_list_make(&list, &source->llama->config, source->llama->shape.muon, WEIGHTS,
+  tensor_list_make(&list, &source->llama->config, source->llama->spec.muon, WEIGHTS,
                    dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
   int *first = xcalloc((size_t)list.count + 1, sizeof *first);
   const int shards = shards_plan(&list, most_bytes, first);
@@ -112,7 +112,7 @@ static int write_optimizer(const char *folder, const StateSource *source, const 
                            FileSums *sums, Error *err) {
   const Llama *llama = source->llama;
   TensorList list;
-  tensor_list_make(&list, &llama->config, llama->shape.muon, optimizer_set(config), SAFE_F32);
+  tensor_list_make(&list, &llama->config, llama->spec.muon, optimizer_set(config), SAFE_F32);
   if (source->scalings) tensor_list_add_scalings(&list, &llama->config);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
   tensor_list_free(&list);
@@ -357,7 +357,7 @@ static void try_save(void *save) {
 
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err) {
-  assert(source->llama->shape.train && state->step >= 0);
+  assert(source->llama->spec.train && state->step >= 0);
   Save s = {.run_dir = run_dir,
             .source = source,
             .config = config,

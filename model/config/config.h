@@ -47,10 +47,6 @@ typedef struct DataConfig {
   bool shuffle;               // windows in a new random order each epoch
 } DataConfig;
 
-// Activations that the backward recomputes instead of keeping them: the MLP's z and y (one more
-// gate_up GEMM a layer), or all of a layer but its input (one more forward).
-typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_MLP, RECOMPUTE_LAYER } Recompute;
-
 typedef struct TrainConfig {
   int64_t steps;                 // optimizer steps in all
   int64_t batch_size;            // sequences in a micro-batch, B

@@ -32,7 +32,6 @@ typedef struct Side {
 
 typedef struct Bench {
   Config config;
-  RunShape shape;
   Side sides[BENCH_KINDS];
   BenchResult *result;
   int32_t *tokens; // [2, B, T]: a batch and its targets
@@ -189,23 +188,22 @@ static void add_marks(Bench *b, int kind, int count) {
 
 // ---- The operations of a step, by its marks
 
-static void describe_shape(BenchOp *op, const OperationSizes *s, bool fp8) {
+static void describe_shape(BenchOp *op, const Llama *llama) {
+  const Spec *s = &llama->spec;
   const OperationWork *w = &op->work;
   const size_t size = sizeof op->shape;
   if (w->kind == CLASS_GEMM) {
     snprintf(op->shape, size, "%lld x %lld x %lld%s", (long long)w->M, (long long)w->N,
-             (long long)w->K, fp8 ? " FP8" : "");
+             (long long)w->K, s->fp8 ? " FP8" : "");
   } else if (w->kind == CLASS_ATTENTION) {
-    snprintf(op->shape, size, "%lld x %lld, %lld/%lld of %lld",
-             (long long)(s->ops->max_tokens / s->T), (long long)s->T, (long long)s->ops->H,
-             (long long)s->ops->KV, (long long)s->ops->d);
+    snprintf(op->shape, size, "%lld x %lld, %lld/%lld of %lld", (long long)(s->max_tokens / s->seq),
+             (long long)s->seq, (long long)s->H, (long long)s->KV, (long long)s->d);
   } else if (w->M > 0) {
     snprintf(op->shape, size, "%lld x %lld", (long long)w->M, (long long)w->N);
   } else {
     double parameters = 0;
-    for (int i = 0; i < s->count; i++)
-      if (op->operation != OP_muon || s->list[i].part_count > 0)
-        parameters += (double)(s->list[i].rows * s->list[i].cols);
+    for (const ParamTensor *t = llama->tensors; t < llama->tensors + llama->param_count; t++)
+      if (op->operation != OP_muon || t->part_count > 0) parameters += (double)(t->rows * t->cols);
     snprintf(op->shape, size, "%.4gM parameters", parameters * 1e-6);
   }
 }
@@ -214,13 +212,6 @@ static void describe_shape(BenchOp *op, const OperationSizes *s, bool fp8) {
 static void list_operations(Bench *b, const Llama *llama, int count) {
   BenchResult *r = b->result;
   const int64_t last = 2 * llama->config.num_hidden_layers - 1;
-  const OpsConfig ops = llama_ops_config(&llama->config, &llama->shape, 1, 0);
-  const OperationSizes sizes = {.be = llama->be,
-                                .ops = &ops,
-                                .T = llama->shape.seq,
-                                .rows = llama_sizes(llama).head_rows,
-                                .list = llama->tensors,
-                                .count = llama->param_count};
   BenchOp all[OPERATION_COUNT] = {{.calls = 0}};
   int64_t layers = 0;
   bool inside = false;
@@ -236,20 +227,25 @@ static void list_operations(Bench *b, const Llama *llama, int count) {
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
     BenchOp *op = &all[i];
     if (op->calls == 0) continue;
-    if (i == OP_repack && !llama->shape.fp8) continue; // it does nothing
+    if (i == OP_repack && !llama->spec.fp8) continue; // it does nothing
     op->operation = i;
-    op->work = operation_work(&sizes, i);
+    op->work = operation_work(&llama->spec, llama->tensors, llama->param_count, i);
     op->runs = llama->be->kinds[i];
     op->bare = op->time[BENCH_FUSED] = op->time[BENCH_UNFUSED] = spread_of(NULL, 0);
-    describe_shape(op, &sizes, llama->shape.fp8);
+    describe_shape(op, llama);
     r->ops[r->op_count++] = *op;
   }
 }
 
 // ---- Steps, as train.c makes them
 
+// Of a micro-batch.
+static int64_t tokens_of(const Bench *b) {
+  return b->config.train.batch_size * b->config.train.sequence_length;
+}
+
 static void load_random(Bench *b, Side *s) {
-  const int64_t M = b->shape.batch * b->shape.seq;
+  const int64_t M = tokens_of(b);
   const uint64_t key = (uint64_t)s->batches++, V = (uint64_t)b->config.model.vocab_size;
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
@@ -386,7 +382,7 @@ static double copy_rate(Backend *be) {
 }
 
 // Of a block: twice two of each operation, and two of its GEMM; two of a layer's passes each time.
-static int count_marks(const Config *c, const RunShape *s) {
+static int count_marks(const Config *c, const Spec *s) {
   enum { OF_LAYER = 20, OF_CHUNK = 3, OF_BATCH = 2, OF_UPDATE = 3 }; // operations, at most
   const int64_t L = c->model.num_hidden_layers,
                 batch = 6 * (OF_LAYER * L + OF_CHUNK * s->loss_chunks + OF_BATCH) + 12 * L;
@@ -400,12 +396,17 @@ static int open_side(Bench *b, int kind, Error *err) {
     c.backend.kernels = KERNELS_UNFUSED;
   else if (c.backend.kernels == KERNELS_UNFUSED)
     c.backend.kernels = KERNELS_AUTO;
-  s->be = backend_create(&c, &b->shape, c.train.sequence_length, err);
+  Hardware hardware;
+  Spec asked = run_spec(&c);
+  asked.context = 0; // no samples
+  if (hardware_find(&hardware, &c, err) != 0) return -1;
+  const Spec spec = spec_resolve(&c, asked, &hardware);
+  s->be = backend_open(&c, &spec, &hardware, err);
   if (!s->be) return -1;
   if (b->result->copy_rate == 0) b->result->copy_rate = copy_rate(s->be);
-  if (llama_create(&s->llama, &c.model, &b->shape, s->be, err) != 0) return -1;
+  if (llama_create(&s->llama, &c.model, s->be, err) != 0) return -1;
   llama_init_weights(&s->llama, c.train.seed);
-  b->most_marks = count_marks(&c, &b->shape);
+  b->most_marks = count_marks(&c, &s->be->spec);
   s->be->services.marks_open(s->be, b->most_marks);
   return 0;
 }
@@ -419,7 +420,7 @@ static void close_side(Side *s) {
 static void print_model(const Bench *b) {
   static const char *const recompute[] = {"none", "mlp", "layer"};
   const Config *c = &b->config;
-  const RunShape *s = &b->shape;
+  const Spec *s = &b->sides[BENCH_FUSED].be->spec;
   printf("model      %s\n", model_text(&c->model).text);
   printf("step       %lld x %lld x %lld tokens (accumulation x sequences x length), loss in %lld "
          "piece%s, recompute %s, %s, %s\n",
@@ -448,7 +449,7 @@ static int run_sides(Bench *b, Error *err) {
     r->apart = true;
   }
   print_model(b);
-  b->tokens = xmalloc(2 * (size_t)(b->shape.batch * b->shape.seq) * sizeof *b->tokens);
+  b->tokens = xmalloc(2 * (size_t)tokens_of(b) * sizeof *b->tokens);
   b->forward = xcalloc((size_t)b->config.model.num_hidden_layers, sizeof *b->forward);
   b->marks = xmalloc((size_t)b->most_marks * sizeof *b->marks);
   if (!r->apart) return measure(b, 0, r->kinds, most_ms, err);
@@ -473,8 +474,6 @@ int bench_run(const BenchArgs *args, BenchResult *result, Error *err) {
   if (status == 0 && args->only == OP_muon && b->config.optimizer.kind != OPTIMIZER_MUON)
     status = error_set(err, "--op muon: this run has none; with optimizer.kind=muon it has");
   if (status == 0) {
-    b->shape = run_shape(&b->config);
-    b->shape.context = 0; // no samples
     status = run_sides(b, err);
   }
   if (status == 0) {

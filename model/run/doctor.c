@@ -7,7 +7,7 @@
 #include "base/os.h"
 #include "base/rng.h"
 #include "kernels/bf16_products.h"
-#include "kernels/gpu_backends.h"
+#include "kernels/gpu.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
 #include "model/run/backend.h"
@@ -48,13 +48,15 @@ static double try_backend(BackendConfig backend, Error *err) {
   if (config_parse(&config, "the doctor's run", tiny_run, 0, NULL, err) != 0) return NAN;
   backend.graphs = config.backend.graphs;
   config.backend = backend;
-  RunShape shape = run_shape(&config);
-  Backend *be = backend_create(&config, &shape, config.train.sequence_length, err);
+  Hardware hardware;
+  if (hardware_find(&hardware, &config, err) != 0) return NAN;
+  const Spec spec = spec_resolve(&config, run_spec(&config), &hardware);
+  Backend *be = backend_open(&config, &spec, &hardware, err);
   if (!be) return NAN;
   printf("%-14s %s\n", be->name, be->description);
   Llama llama = {0};
   double loss = NAN;
-  if (llama_create(&llama, &config.model, &shape, be, err) == 0) {
+  if (llama_create(&llama, &config.model, be, err) == 0) {
     loss = tiny_loss(&llama, &config);
     llama_destroy(&llama);
     if (!isfinite(loss)) error_set(err, "the loss after three steps is not finite");
@@ -99,7 +101,7 @@ static int check_cpu_products(double expected) {
 
 int doctor(void) {
   Error err;
-  GpuMemory memory;
+  Gpu gpu;
   int failed = 0;
   print_processor();
   const double expected = try_backend((BackendConfig){.device = DEVICE_CPU}, &err);
@@ -109,14 +111,14 @@ int doctor(void) {
     failed = 1, printf("FAIL  cpu: %s\n", err.text);
   failed |= check_cpu_products(expected);
 
-  if (gpu_usable(&memory, &err) != 0) {
+  if (gpu_find(&gpu, &err) != 0) {
     printf("----  cuda: %s\n", err.text);
     return failed;
   }
   BackendConfig cuda = {.device = DEVICE_CUDA, .kernels = KERNELS_UNFUSED};
   failed |= check_bf16("cuda, unfused", cuda, expected);
-  const OpsConfig any_that_fits = {.D = 8, .F = 8, .d = 8};
-  if (backend_fused_supported(&any_that_fits, &err) == 0)
+  const Spec any_that_fits = {.D = 8, .F = 8, .d = 8};
+  if (backend_fused_supported(&any_that_fits, &gpu, &err) == 0)
     cuda.kernels = KERNELS_FUSED, failed |= check_bf16("cuda, fused", cuda, expected);
   else
     printf("----  cuda, fused: %s\n", err.text);

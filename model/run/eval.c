@@ -141,7 +141,7 @@ static int open_loader(Evaluation *e, Error *err) {
                          .text = e->text.path ? &e->text : NULL,
                          .batch = 1,
                          .seq = min_i64(length > 0 ? length : DEFAULT_LENGTH, positions),
-                         .alone = !backend_attends_documents(),
+                         .alone = !hardware_attends_documents(&e->trained.hardware),
                          .whole = true};
   if (choose_documents(e, &config.documents, err) != 0) return -1;
   e->loader = loader_open(&config, err);
@@ -172,11 +172,11 @@ static int open_model(Evaluation *e, Error *err) {
   const int64_t tokens = e->B * e->T,
                 rows =
                     min_i64(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
-  RunShape shape = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
-  run_documents(&shape, e->loader);
+  Spec asked = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
+  spec_documents(&asked, e->loader);
   e->batch = batch_alloc(tokens);
   text_bytes_open(&e->text_bytes, e->trained.tokenizer);
-  return trained_load(&e->trained, &shape, e->T, "take a smaller --batch or --length", err);
+  return trained_load(&e->trained, asked, "take a smaller --batch or --length", err);
 }
 
 // ---- Windows

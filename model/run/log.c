@@ -235,10 +235,10 @@ static void put_data(JsonWriter *w, const StartFacts *f) {
 static void put_memory(JsonWriter *w, const StartFacts *f) {
   json_open(w, "memory", '{');
   json_whole(w, "planned", (int64_t)f->plan->total_bytes);
-  json_whole(w, "free", (int64_t)f->be->memory_bytes);
+  json_whole(w, "free", (int64_t)f->be->spec.memory_bytes);
   if (f->plan->host_bytes > 0) {
     json_whole(w, "host", (int64_t)f->plan->host_bytes);
-    json_whole(w, "host_free", (int64_t)f->be->host_bytes);
+    json_whole(w, "host_free", (int64_t)f->be->spec.host_bytes);
   }
   json_whole(w, "host_copy", (int64_t)f->host_copy);
   json_open(w, "items", '[');

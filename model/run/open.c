@@ -479,7 +479,7 @@ static void print_backend(const Run *run) {
   const char *precision = precision_name(run->config.backend.precision), *costs = run->be->costs;
   printf("backend    %s: %s%s%s\n", run->be->name, run->be->description, costs[0] ? "; " : "",
          costs);
-  const bool fp8 = run->llama.shape.fp8, other = run->was && run->was != precision;
+  const bool fp8 = run->llama.spec.fp8, other = run->was && run->was != precision;
   if (!fp8 && !other) return;
   printf("precision  ");
   if (other) printf("now %s, after %s%s", precision, run->was, fp8 ? ": " : "");
@@ -585,16 +585,17 @@ static void print_data(const Run *run) {
 
 static void print_memory(const Run *run) {
   const SavesPlan *saves = &run->saves_plan;
-  const PlanItem *most = run->plan.items; // of the device's
-  for (int i = 1; i < run->plan.count; i++)
-    if (!run->plan.items[i].host && (most->host || run->plan.items[i].bytes > most->bytes))
-      most = &run->plan.items[i];
+  const PlanItem *most = run->llama.plan.items; // of the device's
+  for (int i = 1; i < run->llama.plan.count; i++)
+    if (!run->llama.plan.items[i].host &&
+        (most->host || run->llama.plan.items[i].bytes > most->bytes))
+      most = &run->llama.plan.items[i];
   printf("memory     %s, the largest part %s for %s; %s were free",
-         size_text(run->plan.total_bytes).text, size_text(most->bytes).text, most->name,
-         size_text(run->be->memory_bytes).text);
-  if (run->plan.host_bytes > 0)
-    printf("; on the host %s offloaded, of %s", size_text(run->plan.host_bytes).text,
-           size_text(run->be->host_bytes).text);
+         size_text(run->llama.plan.total_bytes).text, size_text(most->bytes).text, most->name,
+         size_text(run->be->spec.memory_bytes).text);
+  if (run->llama.plan.host_bytes > 0)
+    printf("; on the host %s offloaded, of %s", size_text(run->llama.plan.host_bytes).text,
+           size_text(run->be->spec.host_bytes).text);
   if (saves->background)
     printf("; on the host %s for saves", size_text(saves->bytes).text);
   else if (saves->bytes > 0)
@@ -615,7 +616,7 @@ static void print_start(const Run *run) {
     print_resumed(run);
   else
     config_print(c);
-  recipe_print(c, strcmp(run->be->name, "cpu") != 0, run->resumed);
+  recipe_print(c, runs_on_gpu(&run->be->spec), run->resumed);
   warn_of_common_files(run);
   const long long first = run->state.step + PROFILE_START,
                   last = first + c->output.profile_steps - 1;
@@ -630,7 +631,7 @@ static void log_begin(Run *run) {
   const StartFacts facts = {.step = run->state.step,
                             .config = &run->config,
                             .be = run->be,
-                            .plan = &run->plan,
+                            .plan = &run->llama.plan,
                             .host_copy = saves->background ? saves->bytes : 0,
                             .train = run->train_data,
                             .val = run->val_data,
@@ -658,22 +659,25 @@ static int open_inputs(Run *run, Error *err) {
 static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
   phase_end(&run->phases, "inputs");
-  RunShape shape = run_shape(c);
-  run_documents(&shape, run->train_data);
-  run_documents(&shape, run->val_data);
-  if (!run->tokenizer) shape.context = 0;
-  if (plan_check(c, &shape, err) != 0) return -1;
+  Hardware hardware;
+  Spec asked = run_spec(c);
+  spec_documents(&asked, run->train_data);
+  spec_documents(&asked, run->val_data);
+  if (!run->tokenizer) asked.context = 0;
+  if (hardware_find(&hardware, c, err) != 0) return -1;
+  const Spec spec = spec_resolve(c, asked, &hardware);
+  if (plan_check(c, &spec, err) != 0) return -1;
   phase_end(&run->phases, "GPU");
-  run->be = backend_create(c, &shape, c->train.sequence_length, err);
+  run->be = backend_open(c, &spec, &hardware, err);
   if (run->be) note_backend(run);
   if (run->be) phases_join(&run->phases, &run->be->opening, "backend");
   if (!run->be) return -1;
-  if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) {
-    plan_advise(c, &shape, run->be, err);
+  if (llama_create(&run->llama, &c->model, run->be, err) != 0) {
+    plan_advise(c, &run->be->spec, err);
     return -1;
   }
-  memory_plan(&run->plan, &c->model, &shape, run->be);
-  run->saves_plan = saves_plan(c, run->be, run->plan.total_bytes);
+  // What an open GPU's run has of the host's memory is taken already.
+  run->saves_plan = saves_plan(c, &spec, hardware.gpu ? 0 : run->llama.plan.total_bytes);
   run->batches = xcalloc((size_t)c->train.gradient_accumulation, sizeof *run->batches);
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++)
     run->batches[i] = batch_alloc(c->train.batch_size * c->train.sequence_length);
@@ -682,8 +686,8 @@ static int open_parts(Run *run, Error *err) {
   phase_end(&run->phases, "weights");
   if (run->saves_plan.background) saves_open(run);
   run->calibrates = run->be->calibrating;
-  if (shape.context == 0) return 0;
-  run->generator = generator_create(&run->llama, shape.context, err);
+  if (spec.context == 0) return 0;
+  run->generator = generator_create(&run->llama, spec.context, err);
   return run->generator ? 0 : -1;
 }
 

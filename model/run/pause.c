@@ -54,7 +54,7 @@ static bool write_sample(Run *run) {
     fprintf(stderr, "no sample: %s\n", err.text);
   }
   range_pop();
-  if (run->llama.shape.fp8) run->be->services.scalings_discard(run->be);
+  if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);
   free(ids.ids);
   free(sample.text);
   return !*run->stop;

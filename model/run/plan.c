@@ -12,11 +12,8 @@
 // The changes that may make a run fit.
 typedef struct Search {
   const Config *config;
-  RunShape shape;
-  bool gpu;
-  size_t there; // bytes that the backend's memory has for the run
-  size_t more;  // bytes of the backend's workspace beyond its outline's
-  size_t host;  // bytes that the host has for what is offloaded
+  const Spec *spec;
+  size_t more; // bytes of the backend's workspace beyond the estimate
 } Search;
 
 // A key's value that may take less memory. Those of a key follow one another, each smaller.
@@ -45,16 +42,16 @@ static int *value_of(Config *c, const Saving *saving) {
 
 // The bytes that it lacks, on either side; 0: it fits.
 static size_t lacking(const Search *s, const Config *c) {
-  RunShape shape = s->shape;
+  Spec spec = *s->spec;
   MemoryPlan plan;
-  shape.batch = c->train.batch_size;
-  shape.recompute = c->train.recompute;
-  shape.recompute_layers = c->train.recompute_layers;
-  const Backend sizes = backend_outline(c, &shape, s->gpu);
-  memory_plan(&plan, &c->model, &shape, &sizes);
+  spec.batch = c->train.batch_size;
+  spec.recompute = c->train.recompute;
+  spec.recompute_layers = c->train.recompute_layers;
+  spec = spec_again(c, spec);
+  memory_plan(&plan, &c->model, &spec);
   const size_t needed = plan.total_bytes + s->more;
-  return (needed > s->there ? needed - s->there : 0) +
-         (plan.host_needed > s->host ? plan.host_needed - s->host : 0);
+  return (needed > spec.memory_bytes ? needed - spec.memory_bytes : 0) +
+         (plan.host_needed > spec.host_bytes ? plan.host_needed - spec.host_bytes : 0);
 }
 
 static bool fits(const Search *s, const Config *c) {
@@ -69,7 +66,7 @@ static bool chunks_divide(const Config *c) {
 // The largest batch below this one that fits, and that the loss' chunks divide; 0: none does.
 static int64_t fitting_batch(const Search *s) {
   Config c = *s->config;
-  int64_t least = 0, too_large = s->shape.batch;
+  int64_t least = 0, too_large = s->spec->batch;
   while (too_large - least > 1) {
     const int64_t middle = c.train.batch_size = least + (too_large - least) / 2;
     *(fits(s, &c) ? &least : &too_large) = middle;
@@ -210,13 +207,10 @@ static bool advise_together(const Search *s, int64_t batch, Error *err) {
   return true;
 }
 
-void plan_advise(const Config *c, const RunShape *shape, const Backend *be, Error *err) {
-  Search s = {.config = c, .shape = *shape, .gpu = strcmp(be->name, "cpu") != 0};
-  const size_t outline = backend_outline(c, shape, s.gpu).workspace_bytes;
+void plan_advise(const Config *c, const Spec *spec, Error *err) {
+  const size_t estimate = spec_again(c, *spec).workspace_bytes, there = spec->workspace_bytes;
+  const Search s = {.config = c, .spec = spec, .more = there > estimate ? there - estimate : 0};
   int named = 0;
-  s.there = be->memory_bytes;
-  s.host = be->host_bytes;
-  s.more = be->workspace_bytes > outline ? be->workspace_bytes - outline : 0;
   if (fits(&s, c)) return; // it was refused for another reason
   advise_layers(&s, &named, err);
   advise_savings(&s, &named, err);
@@ -227,39 +221,31 @@ void plan_advise(const Config *c, const RunShape *shape, const Backend *be, Erro
                     "train.sequence_length or more train.loss_chunks");
 }
 
-int plan_check(const Config *c, const RunShape *shape, Error *err) {
-  Outlook outlook;
+int plan_check(const Config *c, const Spec *spec, Error *err) {
   MemoryPlan plan;
-  RunShape known = *shape;
-  if (backend_outlook(&outlook, c, &known, err) != 0) return -1;
-  memory_plan(&plan, &c->model, &known, &outlook.sizes);
-  int status = memory_check_host(&plan, &outlook.sizes, err);
-  if (!outlook.gpu && plan.total_bytes > outlook.sizes.memory_bytes)
-    status = error_set(err, "not enough memory: the run needs %s and this %s has %s free",
-                       size_text(plan.total_bytes).text, outlook.sizes.name,
-                       size_text(outlook.sizes.memory_bytes).text);
-  if (status != 0) plan_advise(c, &known, &outlook.sizes, err);
+  memory_plan(&plan, &c->model, spec);
+  int status = memory_check_host(&plan, spec, err);
+  if (!runs_on_gpu(spec) && plan.total_bytes > spec->memory_bytes)
+    status = error_set(err, "not enough memory: the run needs %s and this cpu has %s free",
+                       size_text(plan.total_bytes).text, size_text(spec->memory_bytes).text);
+  if (status != 0) plan_advise(c, spec, err);
   return status;
 }
 
 // ---- The largest runs that fit
 
-static bool fits_outlook(const Config *c, const void *outlook) {
-  const Outlook *o = outlook;
+static bool fits_hardware(const Config *c, const void *hardware) {
+  const Spec spec = spec_resolve(c, run_spec(c), hardware);
   MemoryPlan plan;
-  RunShape shape = run_shape(c);
-  shape.mainloop = o->mainloop;
-  if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(c, shape, o->gpu_bytes);
-  const Backend sizes = backend_outline(c, &shape, o->gpu);
-  memory_plan(&plan, &c->model, &shape, &sizes);
-  return plan.total_bytes <= o->sizes.memory_bytes && plan.host_needed <= o->sizes.host_bytes;
+  memory_plan(&plan, &c->model, &spec);
+  return plan.total_bytes <= spec.memory_bytes && plan.host_needed <= spec.host_bytes;
 }
 
-static bool limit_fits(const Config *c, const Outlook *o, int64_t batch, int64_t length) {
+static bool limit_fits(const Config *c, const Hardware *h, int64_t batch, int64_t length) {
   Config tried = *c;
   tried.train.batch_size = batch;
   tried.train.sequence_length = length;
-  return fits_outlook(&tried, o);
+  return fits_hardware(&tried, h);
 }
 
 // The i-th length that is tried, ascending. Loss chunks divide it well.
@@ -267,26 +253,26 @@ static int64_t window_length(int64_t i) {
   return i < 16 ? i : (16 + i % 16) << (i / 16 - 1);
 }
 
-PlanLimits plan_limits(const Config *c, const Outlook *o) {
+PlanLimits plan_limits(const Config *c, const Hardware *h) {
   const int64_t T = c->train.sequence_length, chunks = c->train.loss_chunks;
   int64_t least = 0, too_large = 1;
   while (window_length(too_large) <= MAX_TOKENS) too_large++;
   while (too_large - least > 1) {
     const int64_t middle = least + (too_large - least) / 2;
-    *(limit_fits(c, o, 1, window_length(middle)) ? &least : &too_large) = middle;
+    *(limit_fits(c, h, 1, window_length(middle)) ? &least : &too_large) = middle;
   }
   PlanLimits limits = {.window = window_length(least)};
   if (chunks > 0) limits.window -= limits.window % chunks;
   for (too_large = MAX_TOKENS / T + 1; too_large - limits.batch > 1;) {
     const int64_t middle = limits.batch + (too_large - limits.batch) / 2;
-    *(limit_fits(c, o, middle, T) ? &limits.batch : &too_large) = middle;
+    *(limit_fits(c, h, middle, T) ? &limits.batch : &too_large) = middle;
   }
   while (chunks > 0 && limits.batch * T % chunks != 0) limits.batch--;
   return limits;
 }
 
-static void print_limits(const Config *c, const Outlook *o) {
-  const PlanLimits limits = plan_limits(c, o);
+static void print_limits(const Config *c, const Hardware *h) {
+  const PlanLimits limits = plan_limits(c, h);
   const char *positions = limits.window > c->model.max_position_embeddings
                               ? " (raise model.max_position_embeddings for that)"
                               : "";
@@ -299,7 +285,7 @@ static void print_limits(const Config *c, const Outlook *o) {
   printf("\n");
   for (int i = 0; i < LAYERS_KEYS; i++) {
     const LayersKey *key = &layers_keys[i];
-    const int64_t layers = in_use(c, key) ? fewest_layers(c, key, fits_outlook, o) : -1;
+    const int64_t layers = in_use(c, key) ? fewest_layers(c, key, fits_hardware, h) : -1;
     if (layers == 0)
       printf("  %s=none fits, too\n", key->what);
     else if (layers > 0 && layers < layers_in(c, key))
@@ -307,40 +293,38 @@ static void print_limits(const Config *c, const Outlook *o) {
   }
 }
 
-static void print_device(const Config *c, const RunShape *shape, const Outlook *o,
+static void print_device(const Config *c, const Spec *spec, const Hardware *h,
                          const MemoryPlan *plan) {
-  const Backend *be = &o->sizes;
   Error advice = {""};
   const bool enough =
-      plan->total_bytes <= be->memory_bytes && memory_check_host(plan, be, &advice) == 0;
-  printf("  this %s has %s free", be->name, size_text(be->memory_bytes).text);
-  if (plan->host_bytes > 0) printf(", and the host %s", size_text(be->host_bytes).text);
+      plan->total_bytes <= spec->memory_bytes && memory_check_host(plan, spec, &advice) == 0;
+  printf("  this %s has %s free", h->gpu ? "GPU" : "cpu", size_text(spec->memory_bytes).text);
+  if (plan->host_bytes > 0) printf(", and the host %s", size_text(spec->host_bytes).text);
   advice.text[0] = '\0';
-  if (!enough) plan_advise(c, shape, be, &advice);
+  if (!enough) plan_advise(c, spec, &advice);
   printf(": the run %s%s\n", enough ? "fits" : "does not fit", advice.text);
-  print_limits(c, o);
-  if (o->gpu) printf("  the workspace is an estimate: what it is a run says when it starts\n");
-  if (o->why_no_gpu.text[0]) printf("  not the GPU, because %s\n", o->why_no_gpu.text);
+  print_limits(c, h);
+  if (h->gpu) printf("  the workspace is an estimate: what it is a run says when it starts\n");
+  if (h->why_no_gpu.text[0]) printf("  not the GPU, because %s\n", h->why_no_gpu.text);
 }
 
 int plan_print(const Config *c, Error *err) {
-  RunShape shape = run_shape(c);
-  Outlook outlook;
-  if (backend_outlook(&outlook, c, &shape, err) != 0) return -1;
+  Hardware hardware;
+  if (hardware_find(&hardware, c, err) != 0) return -1;
+  const Spec spec = spec_resolve(c, run_spec(c), &hardware);
   char *json = config_json(c);
   printf("%s\n", json);
   free(json);
   MemoryPlan plan;
-  memory_plan(&plan, &c->model, &shape, &outlook.sizes);
+  memory_plan(&plan, &c->model, &spec);
   memory_plan_print(&plan);
-  const SavesPlan saves =
-      saves_plan(c, &outlook.sizes, outlook.gpu ? plan.host_bytes : plan.total_bytes);
+  const SavesPlan saves = saves_plan(c, &spec, hardware.gpu ? plan.host_bytes : plan.total_bytes);
   if (saves.bytes > 0)
     printf("  %-51s %12s%s\n", "host: snapshot for background saves", size_text(saves.bytes).text,
            saves.background ? "" : ", which is not free: training waits for saves");
-  print_device(c, &shape, &outlook, &plan);
+  print_device(c, &spec, &hardware, &plan);
   printf("%s parameters, %.3g model FLOPs a step\n",
          count_text((double)model_parameters(&c->model, true)).text, flops_per_step(c));
-  recipe_print(c, outlook.gpu, false);
+  recipe_print(c, hardware.gpu, false);
   return 0;
 }

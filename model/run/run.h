@@ -56,8 +56,7 @@ typedef struct Run {
   Backend *be;
   Llama llama;
   Generator *generator; // NULL: no samples
-  MemoryPlan plan;
-  Phases phases; // of this process until its first step was booked
+  Phases phases;        // of this process until its first step was booked
 
   // Its start
   Checkpoint start; // until it is loaded
@@ -178,7 +177,7 @@ int run_save_end(Run *run, bool wait, Error *err);
 double run_end_ms(const Run *run);
 
 // For run_open, run_close and --plan. Decides whether to save in the background: the config enables
-// it, and the host has enough memory free besides the run's planned bytes.
-SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes);
+// it, and the host has enough memory free besides the run_bytes that the run still takes of it.
+SavesPlan saves_plan(const Config *config, const Spec *spec, size_t run_bytes);
 void saves_open(Run *run); // if it fails, training waits for saves, and a line says so
 void saves_close(Run *run);

@@ -9,11 +9,9 @@
 #include "base/range.h"
 #include "model/run/run.h"
 
-SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
+SavesPlan saves_plan(const Config *config, const Spec *spec, size_t run_bytes) {
   if (!config->output.background_save || config->train.save_interval < 0) return (SavesPlan){0};
-  // What an open GPU's run has of the host's memory is taken already.
-  const size_t run_bytes = be->services.memory_taken ? 0 : planned_bytes;
-  SavesPlan plan = {.bytes = background_bytes(config, be), .left = memory_available()};
+  SavesPlan plan = {.bytes = background_bytes(config, spec), .left = memory_available()};
   const size_t needed = plan.bytes + params_largest_bytes(&config->model); // which is written
   plan.background = run_bytes <= plan.left && needed <= plan.left - run_bytes;
   return plan;

@@ -41,7 +41,7 @@ static StepLine take_result(Run *run) {
                     .counted = pending->counted,
                     .mfu = peak > 0 ? pending->flops / (result.ms * 1e-3 * peak) : NAN,
                     .applied = result.applied,
-                    .fp8 = run->llama.shape.fp8,
+                    .fp8 = run->llama.spec.fp8,
                     .saturated = result.saturated,
                     .saturated_first = result.saturated_first};
 }

@@ -70,40 +70,41 @@ static int read_folder(void *trained, const char *folder, const FileSums *sums, 
 }
 
 int trained_open(Trained *t, const char *dir, Error *err) {
+  const Config any = {.backend = {.device = DEVICE_AUTO}};
   *t = (Trained){0};
-  return model_folder_read(dir, false, read_folder, t, err);
+  return hardware_find(&t->hardware, &any, err) ||
+                 model_folder_read(dir, false, read_folder, t, err)
+             ? -1
+             : 0;
 }
 
 // ---- The weights
 
-static int check_memory(const Trained *t, const RunShape *shape, const char *advice, Error *err) {
+static int check_memory(const Trained *t, const char *advice, Error *err) {
   MemoryPlan plan;
-  memory_plan(&plan, &t->model, shape, t->be);
-  if (plan.total_bytes <= t->be->memory_bytes) return 0;
+  const Spec *spec = &t->be->spec;
+  memory_plan(&plan, &t->model, spec);
+  if (plan.total_bytes <= spec->memory_bytes) return 0;
   return error_set(err,
                    "not enough memory: weights take %s, all together %s, and this %s has %s; %s",
                    size_text(plan.params_bytes).text, size_text(plan.total_bytes).text, t->be->name,
-                   size_text(t->be->memory_bytes).text, advice);
+                   size_text(spec->memory_bytes).text, advice);
 }
 
-int trained_load(Trained *t, const RunShape *shape_, int64_t max_positions, const char *advice,
-                 Error *err) {
-  RunShape shape = *shape_;
-  const Config config = {
-      .model = t->model,
-      .backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO, .graphs = shape.context > 0}};
-  t->be = backend_create(&config, &shape, max_positions, err);
-  if (!t->be || check_memory(t, &shape, advice, err) != 0 ||
-      llama_create(&t->llama, &t->model, &shape, t->be, err) != 0)
+int trained_load(Trained *t, Spec asked, const char *advice, Error *err) {
+  const Config config = {.model = t->model, .backend = {.graphs = asked.context > 0}};
+  const Spec spec = spec_resolve(&config, asked, &t->hardware);
+  t->be = backend_open(&config, &spec, &t->hardware, err);
+  if (!t->be || check_memory(t, advice, err) != 0 ||
+      llama_create(&t->llama, &t->model, t->be, err) != 0)
     return -1;
   return checkpoint_load(&t->start, &t->llama, err);
 }
 
 Generator *trained_generator(Trained *t, int64_t context, Error *err) {
   enum { ROWS = 64 };
-  const RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
-  if (trained_load(t, &shape, context > ROWS ? context : ROWS, "ask for fewer --tokens", err) != 0)
-    return NULL;
+  const Spec asked = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
+  if (trained_load(t, asked, "ask for fewer --tokens", err) != 0) return NULL;
   return generator_create(&t->llama, context, err);
 }
 

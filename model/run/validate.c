@@ -90,7 +90,7 @@ static double sum_of_losses(Validation *v) {
   llama_forward(llama);
   llama_loss(llama, 1);
   be->services.step_end(be);
-  return be->services.step_result(be).loss * (double)llama_sizes(llama).M;
+  return be->services.step_result(be).loss * (double)batch_rows(&llama->spec);
 }
 
 // A batch with fewer windows than B is filled up, so that every forward has the one shape that the
@@ -119,7 +119,7 @@ static int validate_batches(Validation *v, Error *err) {
   }
   text_bytes_close(&v->text);
   // A forward that trains nothing is no part of training's scales.
-  if (run->llama.shape.fp8) run->be->services.scalings_discard(run->be);
+  if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);
   return finished;
 }
 

@@ -298,7 +298,7 @@ int main(int argc, char **argv) {
   Bench b = {0};
   const Request request = read_request(argc, argv, &b.sustain);
   Error err;
-  if (gpu_open(&b.gpu, &err)) end_with(err.text);
+  if (gpu_probe(&b.gpu, &err) || gpu_open(&b.gpu, &err)) end_with(err.text);
   gemm_open(&b.gemm, &b.gpu, "");
   b.timer = gpu_timer_open(b.gpu.stream, FLUSH_BYTES);
   b.normal = normal_pattern(1);

@@ -42,11 +42,14 @@ int main(int argc, char **argv) {
   Config config;
   if (argc < 2) must(error_set(&err, "say which CONFIG.json"), &err);
   must(config_load(&config, argv[1], argc - 2, argv + 2, &err), &err);
-  RunShape shape = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = CONTEXT};
-  Backend *be = backend_create(&config, &shape, CONTEXT, &err);
+  Hardware hardware;
+  const Spec asked = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = CONTEXT};
+  must(hardware_find(&hardware, &config, &err), &err);
+  const Spec spec = spec_resolve(&config, asked, &hardware);
+  Backend *be = backend_open(&config, &spec, &hardware, &err);
   must(be ? 0 : -1, &err);
   Llama llama;
-  must(llama_create(&llama, &config.model, &shape, be, &err), &err);
+  must(llama_create(&llama, &config.model, be, &err), &err);
   llama_init_weights(&llama, 1);
   Generator *g = generator_create(&llama, CONTEXT, &err);
   must(g ? 0 : -1, &err);

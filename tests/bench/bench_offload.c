@@ -29,24 +29,26 @@ typedef struct Crossing {
 } Crossing;
 
 static Crossing crossing_of(const Llama *llama) {
-  const Backend *be = llama->be;
-  const double moments = be->offload >= OFFLOAD_MOMENTS ? 2 * (double)be->moment_bytes : 0,
-               master = be->offload >= OFFLOAD_MASTERS ? (double)be->master_bytes : 0,
-               gradient = be->offload >= OFFLOAD_GRADIENTS ? (double)be->grad_bytes : 0;
+  const Spec *spec = &llama->spec;
+  const double moments = spec->offload >= OFFLOAD_MOMENTS ? 2 * (double)moment_bytes(spec) : 0,
+               master = spec->offload >= OFFLOAD_MASTERS
+                            ? (double)master_bytes(spec, llama->layers[0].qkv)
+                            : 0,
+               gradient = spec->offload >= OFFLOAD_GRADIENTS ? (double)grad_bytes(spec) : 0;
   Crossing c = {0, 0};
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     const double n = (double)(t->rows * t->cols);
     if (!t->vector) c.update += n * (moments + master);
     if (!t->vector && t != llama->embed && t != llama->lm_head) c.norm += n * gradient;
-    if (t->norm >= 0 && !(t->folded.data && be->rounds_gradients)) c.norm += n * master;
+    if (t->norm >= 0 && !(t->folded.data && !spec->grads_fp32)) c.norm += n * master;
   }
   return c;
 }
 
 // Gradients of a batch of random tokens.
 static void make_gradients(Llama *llama, int64_t V, bool twice) {
-  const int64_t M = llama->shape.batch * llama->shape.seq;
+  const int64_t M = batch_rows(&llama->spec);
   int32_t *ids = xmalloc(2 * (size_t)M * sizeof *ids);
   for (int64_t i = 0; i < 2 * M; i++) ids[i] = (int32_t)(rng_u64(1, (uint64_t)i) % (uint64_t)V);
   for (int i = 0; i < (twice ? 2 : 1); i++) {
@@ -132,19 +134,22 @@ static void measure(Config *c, Offload offload) {
   static const char *const names[] = {"none", "moments", "masters", "gradients"};
   Error err;
   c->backend.offload = offload;
-  RunShape shape = run_shape(c);
-  shape.context = 0;
-  Backend *be = backend_create(c, &shape, c->train.sequence_length, &err);
+  Hardware hardware;
+  Spec asked = run_spec(c);
+  asked.context = 0;
+  must(hardware_find(&hardware, c, &err), &err);
+  const Spec spec = spec_resolve(c, asked, &hardware);
+  Backend *be = backend_open(c, &spec, &hardware, &err);
   must(be ? 0 : -1, &err);
   const double began = now_ms();
   Llama llama;
-  if (llama_create(&llama, &c->model, &shape, be, &err) != 0) {
+  if (llama_create(&llama, &c->model, be, &err) != 0) {
     printf("offload=%s: %s\n", names[offload], err.text);
     be->services.destroy(be);
     return;
   }
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, &shape, be);
+  const MemoryPlan plan = llama.plan;
+
   printf("offload=%s: %s on the GPU, %s on the host, allocated in %.1f s\n", names[offload],
          size_text(plan.total_bytes).text, size_text(plan.host_bytes).text,
          (now_ms() - began) * 1e-3);

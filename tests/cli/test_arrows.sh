@@ -21,7 +21,6 @@ data                   | data/batch.h data/mixture.h data/tokenizer base
 data/chat              | data/tokenizer base
 data/prepare           | data data/batch.h data/model_folder.h data/chat data/tokenizer base
 kernels                | base
-kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
 kernels/no_cuda.c      | kernels base
 kernels/cpu            | kernels base
 kernels/cuda           | kernels base
@@ -126,7 +125,7 @@ found() { # FILE INCLUDE WHY: the lines that come with a file that has this incl
 planted() { # FILE INCLUDE: is refused
   local path=${2//\"/} room=$1
   case $1 in
-  train.c | data/model_folder.c | kernels/gpu_backends.c | kernels/no_cuda.c) ;;
+  train.c | data/model_folder.c | kernels/no_cuda.c) ;;
   *) room=$(dirname "$1") ;;
   esac
   local expected="$1:2: $room may not include $path" said
@@ -154,9 +153,8 @@ planted kernels/cpu/planted.c '"model/llama.h"'
 planted kernels/cuda/planted.cu '"kernels/unfused/unfused.h"'
 planted kernels/cuda/planted.cu '"kernels/fused/fused.h"'
 planted kernels/unfused/planted.cuh '"kernels/fused/fused.h"'
-planted kernels/fused/planted.c '"kernels/gpu_backends.c"'
 planted kernels/fused/programs/planted.cu '"kernels/unfused/unfused.h"'
-planted kernels/gpu_backends.c '"model/run/bench.h"'
+planted kernels/no_cuda.c '"model/run/bench.h"'
 planted kernels/no_cuda.c '"kernels/cuda/gpu.h"'
 planted model/config/planted.c '"model/llama.h"'
 planted model/config/planted.c '"kernels/ops.h"'
@@ -176,11 +174,11 @@ planted train.c '"kernels/fused/fused.h"'
 planted kernels/planted.h '"ops.h"'
 planted data/planted.c '"tests/support/tiny_run.h"'
 planted data/planted.c '"nowhere/planted.h"'
-allowed kernels/gpu_backends.c '"kernels/fused/fused.h"'
+allowed kernels/fused/planted.c '"kernels/unfused/unfused.h"'
 allowed kernels/fused/programs/planted.cu '"kernels/fused/define.cuh"'
 allowed model/config/planted.c '"kernels/operations.h"'
 allowed model/planted.c '<math.h>'
-allowed model/run/planted.c '"kernels/gpu_backends.h"'
+allowed model/run/planted.c '"kernels/gpu.h"'
 allowed tests/unit/planted.c '"kernels/fused/fused.h"'
 
 for file in stray.c model/attic/planted.c kernels/cuda/attic/planted.cu scripts/planted.h; do

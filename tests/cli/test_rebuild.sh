@@ -19,7 +19,7 @@ echo "${made#build/}" >>made && echo "$words" >command-"${made//\//-}"
 END
 chmod +x bin/gcc && cp bin/gcc bin/nvcc && cp bin/gcc bin/other
 mkdir -p base data/prepare kernels/{cuda,fused/programs} tests/support
-touch train.c base/a.c data/prepare/prepare.c kernels/{no_cuda,gpu_backends}.c \
+touch train.c base/a.c data/prepare/prepare.c kernels/{no_cuda,fused/backend}.c \
   kernels/{cuda/loss,fused/programs/rope,fused/programs/residual}.cu
 for file in $(make -np NVCC= help | sed -n 's/^CUDA_FREE := //p'); do touch "$file"; done
 
@@ -41,7 +41,7 @@ with_train() { echo "$@" release/train | tr ' ' '\n' | sort | paste -sd ' '; }
 
 loss=release/kernels/cuda/loss.o rope=release/kernels/fused/programs/rope.o
 residual=release/kernels/fused/programs/residual.o none=release/kernels/no_cuda.o
-host="release/base/a.o release/train.o release/kernels/gpu_backends.o"
+host="release/base/a.o release/train.o release/kernels/fused/backend.o"
 for file in $(make -np NVCC= help | sed -n 's/^CUDA_FREE := //p'); do host+=" release/${file%.c}.o"; done
 
 makes all_is_made_at_first "$(with_train "$host" $loss $residual $rope)" train

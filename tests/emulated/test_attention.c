@@ -123,13 +123,13 @@ void *cuda_take(Cuda *c, size_t bytes, Error *err) {
   const int i = block_at(NULL);
   machine.blocks[i].memory = xmalloc(bytes);
   machine.blocks[i].bytes = bytes;
-  c->base.workspace_bytes += bytes;
+  c->base.spec.workspace_bytes += bytes;
   return machine.blocks[i].memory;
 }
 void cuda_give_back(Cuda *c, void *memory) {
   if (!memory) return;
   const int i = block_at(memory);
-  c->base.workspace_bytes -= machine.blocks[i].bytes;
+  c->base.spec.workspace_bytes -= machine.blocks[i].bytes;
   machine.blocks[i].memory = NULL;
   machine.blocks[i].bytes = 0;
   free(memory);
@@ -147,13 +147,12 @@ static void write_here(Backend *be, void *to, const void *from, size_t bytes) {
 
 // ---- Tests
 
-static Cuda *cuda_new(OpsConfig config, GpuOptions options) {
+static Cuda *cuda_new(Spec spec) {
   memset(&machine, 0, sizeof machine);
   Cuda *c = xcalloc(1, sizeof *c);
-  c->config = config;
-  c->config.H = 4, c->config.KV = 2, c->config.d = 16;
-  c->options = options;
-  c->options.gemm_cache = "";
+  c->base.spec = spec;
+  c->base.spec.H = 4, c->base.spec.KV = 2, c->base.spec.d = 16;
+  c->base.spec.gemm_cache = "";
   c->base.services.write = write_here;
   c->gpu.major = 9;
   return c;
@@ -163,7 +162,7 @@ static void open_attention(Cuda *c) {
   if (cuda_attention_open(c, &err) != 0) fail_msg("%s", err.text);
 }
 static Cuda *open_cuda(int64_t batch, int64_t seq) {
-  Cuda *c = cuda_new((OpsConfig){0}, (GpuOptions){.train = batch > 0, .batch = batch, .seq = seq});
+  Cuda *c = cuda_new((Spec){.train = batch > 0, .batch = batch, .seq = seq});
   open_attention(c);
   return c;
 }
@@ -178,7 +177,7 @@ static void attend(Cuda *c, int64_t B, int64_t T) {
   cuda_attention(&c->base, B, T, (const act_t *)(const void *)&qkv, (Operand){0}, NULL);
   assert_true(machine.ran->B == B && machine.ran->T == T);
   assert_true(plans_there() <= MAX_ATTENTION_SHAPES);
-  assert_true(c->base.workspace_bytes == bytes_there());
+  assert_true(c->base.spec.workspace_bytes == bytes_there());
 }
 
 // As --eval of files of many lengths asks for them.
@@ -219,11 +218,13 @@ TEST(the_shape_that_was_used_longest_ago_makes_room) {
 // that the memory is planned and no step waits: the windows' own without a backward.
 TEST(whole_windows_beside_documents_are_planned_at_the_start) {
   for (int whole = 0; whole < 2; whole++) {
-    Cuda *c = cuda_new((OpsConfig){.usual_documents = 5,
-                                   .longest_document = 40,
-                                   .max_tokens = 4 * 128,
-                                   .whole_windows = whole},
-                       (GpuOptions){.train = true, .batch = 4, .seq = 128});
+    Cuda *c = cuda_new((Spec){.usual_documents = 5,
+                              .longest_document = 40,
+                              .max_tokens = 4 * 128,
+                              .whole_windows = whole,
+                              .train = true,
+                              .batch = 4,
+                              .seq = 128});
     c->gpu.major = 8;
     assert_int_equal(cuda_attention_open(c, &err), -1);
     assert_non_null(strstr(err.text, "take data.documents=join"));
@@ -233,11 +234,11 @@ TEST(whole_windows_beside_documents_are_planned_at_the_start) {
     assert_int_equal(machine.created, 1 + whole);
     assert_true(machine.plans[0]->rows == 4 * 128 && !machine.plans[0]->forward_only);
     if (whole) assert_true(machine.plans[1]->forward_only);
-    const size_t bytes = c->base.workspace_bytes;
+    const size_t bytes = c->base.spec.workspace_bytes;
     cuda_set_documents(&c->base, NULL, 0);
     if (whole) attend(c, 4, 128);
     assert_int_equal(machine.created, 1 + whole);
-    assert_true(c->base.workspace_bytes == bytes);
+    assert_true(c->base.spec.workspace_bytes == bytes);
     close_cuda(c);
   }
 }
@@ -246,9 +247,11 @@ TEST(whole_windows_beside_documents_are_planned_at_the_start) {
 // Without any there is the shape's own call.
 static void check_documents(bool deterministic, int64_t longest, int64_t per_call) {
   enum { USUAL = 5, ROWS = 256 };
-  Cuda *c = cuda_new(
-      (OpsConfig){.usual_documents = USUAL, .longest_document = longest, .max_tokens = ROWS},
-      (GpuOptions){.train = deterministic, .deterministic = deterministic});
+  Cuda *c = cuda_new((Spec){.usual_documents = USUAL,
+                            .longest_document = longest,
+                            .max_tokens = ROWS,
+                            .train = deterministic,
+                            .deterministic = deterministic});
   open_attention(c);
   Backend *be = &c->base;
   int32_t lengths[ROWS];

@@ -42,7 +42,7 @@ static Rig *rig_new(bool offload_folded) {
   Rig *r = xcalloc(1, sizeof *r);
   r->memory = xmalloc(BYTES);
   r->cuda.base.services.write = write_here;
-  r->cuda.options.grads_fp32 = true;
+  r->cuda.base.spec.grads_fp32 = true;
   const ParamTensor shapes[TENSORS] = {
       [NORM] = {.rows = 1, .cols = 512, .norm = -1, .vector = true},
       [FOLDED] = {.rows = 1024,

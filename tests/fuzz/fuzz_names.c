@@ -38,11 +38,11 @@ static Model *model_of(bool tied) {
                             .rms_norm_eps = 1e-5,
                             .rope_theta = 10000,
                             .tie_word_embeddings = tied};
-  const RunShape shape = {.batch = 1, .seq = 8, .loss_chunks = 1};
-  const OpsConfig ops = llama_ops_config(&m->config, &shape, 8, 1);
+  const Spec spec =
+      model_spec(&m->config, (Spec){.batch = 1, .seq = 8, .loss_chunks = 1, .threads = 1});
   Error err;
-  m->be = backend_cpu_create(&ops);
-  assert(llama_create(&m->llama, &m->config, &shape, m->be, &err) == 0);
+  m->be = backend_cpu_create(&spec);
+  assert(llama_create(&m->llama, &m->config, m->be, &err) == 0);
   m->list = hf_tensor_list(&m->config, &m->count);
   assert(m->count <= HF);
   return m;

@@ -32,17 +32,17 @@ static void results_free(Results *r) {
 
 static void reference_run(const Problem *p, Results *r) {
   const AttentionShape *s = &p->s;
-  const OpsConfig config = {.D = s->H * s->d,
-                            .F = 8,
-                            .H = s->H,
-                            .KV = s->KV,
-                            .d = s->d,
-                            .V = 8,
-                            .max_tokens = attention_rows(s),
-                            .max_positions = s->T,
-                            .usual_documents = p->documents,
-                            .longest_document = s->T,
-                            .rms_norm_eps = 1e-5f};
+  const Spec config = {.D = s->H * s->d,
+                       .F = 8,
+                       .H = s->H,
+                       .KV = s->KV,
+                       .d = s->d,
+                       .V = 8,
+                       .max_tokens = attention_rows(s),
+                       .max_positions = s->T,
+                       .usual_documents = p->documents,
+                       .longest_document = s->T,
+                       .rms_norm_eps = 1e-5f};
   Backend *cpu = backend_cpu_create(&config);
   act_t *qkv = (act_t *)p->qkv_f, *o = (act_t *)r->o, *d_o = (act_t *)p->d_o_f;
   stat_t *lse = (stat_t *)r->lse;

@@ -3,7 +3,8 @@
 // where the operation stores.
 #pragma once
 #include "base/rng.h"
-#include "kernels/gpu_backends.h"
+#include "kernels/gpu.h"
+#include "kernels/ops.h"
 #include "tests/support/bf16.h"
 #include "tests/support/test.h"
 
@@ -21,10 +22,11 @@ static const KernelMode kernel_modes[KERNEL_MODES] = {
     {"mma_sync", KERNELS_FUSED, MAINLOOP_MMA_SYNC}};
 
 // Never NULL: the test fails. No choices are remembered.
-static inline Backend *gpu_backend(const OpsConfig *config, GpuOptions options) {
+static inline Backend *gpu_backend(Spec spec) {
+  Gpu gpu;
   Error err;
-  options.gemm_cache = "";
-  Backend *be = backend_gpu_create(config, &options, &err);
+  spec.gemm_cache = "";
+  Backend *be = gpu_find(&gpu, &err) == 0 ? backend_gpu_create(&spec, &gpu, &err) : NULL;
   if (!be) fail_msg("%s", err.text);
   return be;
 }
@@ -96,17 +98,18 @@ static inline void *buffer_of(Bench *b, size_t width, int64_t count, const float
   return width == 2 ? bf16_buffer(b, count, values) : fp32_buffer(b, count, values);
 }
 static inline void *act_buffer(Bench *b, int64_t count, const float *values) {
-  return buffer_of(b, b->be->act_bytes, count, values);
+  return buffer_of(b, act_bytes(&b->be->spec), count, values);
 }
 static inline void *grad_buffer(Bench *b, int64_t count, const float *values) {
-  return buffer_of(b, b->be->grad_bytes, count, values);
+  return buffer_of(b, grad_bytes(&b->be->spec), count, values);
 }
 // Writes activations in any memory of the backend.
 static inline void act_write(Backend *be, void *to, const float *values, int64_t count) {
   uint16_t *bits = xmalloc((size_t)count * sizeof *bits);
-  const bool fp32 = be->act_bytes == 4;
+  const bool fp32 = act_bytes(&be->spec) == 4;
   for (int64_t i = 0; i < count; i++) bits[i] = to_bf16(values[i]);
-  be->services.write(be, to, fp32 ? (const void *)values : bits, (size_t)count * be->act_bytes);
+  be->services.write(be, to, fp32 ? (const void *)values : bits,
+                     (size_t)count * act_bytes(&be->spec));
   free(bits);
 }
 static inline void bench_free(Bench *b) {
@@ -184,7 +187,7 @@ static inline float *bench_read(Bench *b, const void *data) {
 
 // In so many parts; rows past M hold NaN.
 static inline RowStat stat_in(Bench *b, int64_t parts, int64_t M, const float *values) {
-  const int64_t stride = b->be->max_tokens;
+  const int64_t stride = b->be->spec.max_tokens;
   float *all = xmalloc((size_t)(parts * stride) * sizeof *all);
   for (int64_t p = 0; p < parts; p++)
     for (int64_t m = 0; m < stride; m++)
@@ -200,7 +203,7 @@ static inline RowStat stat_in(Bench *b, int64_t parts, int64_t M, const float *v
 
 // Room for most_parts; the producer says how many it leaves, and the others stay NaN.
 static inline RowStat stat_out(Bench *b, int64_t most_parts) {
-  const int64_t stride = b->be->max_tokens;
+  const int64_t stride = b->be->spec.max_tokens;
   return (RowStat){.data = fp32_buffer(b, most_parts * stride, NULL), .stride = stride};
 }
 

@@ -38,28 +38,30 @@ static Subject subject_new(Shape s, const KernelMode *mode, bool fp8) {
                .Hd = s.H * s.d,
                .fused = mode->kernels == KERNELS_FUSED,
                .fp8 = fp8};
-  OpsConfig config = {.D = s.D,
-                      .F = s.F,
-                      .H = s.H,
-                      .KV = s.KV,
-                      .d = s.d,
-                      .V = s.V,
-                      .max_tokens = t.M + (fp8 ? 0 : 3),
-                      .max_positions = s.T + 5,
-                      .rms_norm_eps = eps};
-  for (int64_t j = 0; j < s.d / 2; j++) config.inv_freq[j] = inv_freq(&s, j);
-  t.cpu = backend_cpu_create(&config);
-  t.twin = backend_cpu_create(&config);
+  Spec spec = {.D = s.D,
+               .F = s.F,
+               .H = s.H,
+               .KV = s.KV,
+               .d = s.d,
+               .V = s.V,
+               .max_tokens = t.M + (fp8 ? 0 : 3),
+               .max_positions = s.T + 5,
+               .rms_norm_eps = eps,
+               .kernels = mode->kernels,
+               .mainloop = mode->mainloop,
+               .train = true};
+  for (int64_t j = 0; j < s.d / 2; j++) spec.inv_freq[j] = inv_freq(&s, j);
+  t.cpu = backend_cpu_create(&spec);
+  t.twin = backend_cpu_create(&spec);
   bf16_twin(t.twin, true);
-  if (fp8) config.scalings = kinds, config.scaling_count = SCALINGS;
-  GpuOptions options = {.kernels = mode->kernels, .mainloop = mode->mainloop, .train = true};
-  t.bf16 = gpu_backend(&config, options);
-  options.grads_fp32 = true;
-  t.fp32 = gpu_backend(&config, options);
+  if (fp8) spec.fp8 = true, spec.scalings = kinds, spec.scaling_count = SCALINGS;
+  t.bf16 = gpu_backend(spec);
+  spec.grads_fp32 = true;
+  t.fp32 = gpu_backend(spec);
   if (fp8) return t;
-  options.train = options.grads_fp32 = false;
-  options.graphs = true;
-  t.writer = gpu_backend(&config, options);
+  spec.train = spec.grads_fp32 = false;
+  spec.graphs = true;
+  t.writer = gpu_backend(spec);
   return t;
 }
 
@@ -366,12 +368,12 @@ static void *integers(Bench *b, int64_t n, const float *values) {
 
 // The CPU has one part of each statistic, and no copies here.
 static bool on_gpu(const Backend *be) {
-  return be->act_bytes == 2;
+  return act_bytes(&be->spec) == 2;
 }
 
 static RowStat statistic(Bench *b, const Subject *t, const Tensor *x, const float *values) {
-  const int64_t M = rows_of(t, x), sumsq = b->be->most_parts.sumsq;
-  if (x->use == ROW_SUMS) return stat_out(b, b->be->most_parts.s);
+  const int64_t M = rows_of(t, x), sumsq = b->be->spec.most_parts.sumsq;
+  if (x->use == ROW_SUMS) return stat_out(b, b->be->spec.most_parts.s);
   if (x->use == STORED_SQUARES) return stat_out(b, sumsq);
   if (x->use == SQUARES) return stat_in(b, on_gpu(b->be) && t->fp8 ? 3 : sumsq, M, values);
   return stat_in(b, !on_gpu(b->be) ? 1 : t->fp8 ? 2 : 3, M, values);
@@ -462,7 +464,7 @@ static void expected_new(const Case *c, const Subject *t, const Backend *be, Val
     const int64_t n = elements_of(t, x);
     if (c->formula && is_output(x)) v->twin[i] = copy_of(v->reference[i], n);
     if (is_compared(x) && !is_statistic(x) && !is_floats(x) &&
-        (!is_gradient(x) || be->grad_bytes == 2 || t->fp8))
+        (!is_gradient(x) || grad_bytes(&be->spec) == 2 || t->fp8))
       round_all(v->twin[i], n);
   }
 }

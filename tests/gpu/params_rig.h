@@ -27,20 +27,21 @@ static inline float *named(int64_t n, double scale, const char *what, int tensor
   return random_bf16(n, scale, name);
 }
 
-static inline OpsConfig params_config(int64_t D, int64_t V, MomentType moments,
-                                      MasterType masters) {
-  return (OpsConfig){.D = D,
-                     .F = 16,
-                     .H = 1,
-                     .KV = 1,
-                     .d = 16,
-                     .V = V,
-                     .max_tokens = 64,
-                     .max_positions = 64,
-                     .rms_norm_eps = 1e-5f,
-                     .moments = moments,
-                     .masters = masters,
-                     .inv_freq = {1}};
+static inline Spec params_spec(int64_t D, int64_t V, MomentType moments, MasterType masters) {
+  return (Spec){.D = D,
+                .F = 16,
+                .H = 1,
+                .KV = 1,
+                .d = 16,
+                .V = V,
+                .max_tokens = 64,
+                .max_positions = 64,
+                .rms_norm_eps = 1e-5f,
+                .moments = moments,
+                .masters = masters,
+                .inv_freq = {1},
+                .kernels = KERNELS_UNFUSED,
+                .train = true};
 }
 
 // What products read of tensor i: in FP8 copies, whose scaling is i.
@@ -63,13 +64,13 @@ static inline void params_new(Side *s, int count, int tied, const Start *start, 
     ParamTensor *t = &s->list[i];
     const int64_t n = elements(t);
     const bool folded = t->norm >= 0, plain = !t->vector && (!folded || i == tied);
-    t->master = buffer_of(b, master_bytes_of(s->be, t), n, start[i].master);
-    t->m = buffer_of(b, s->be->moment_bytes, n, start[i].m);
-    if (t->part_count == 0) t->v = buffer_of(b, s->be->moment_bytes, n, start[i].v);
+    t->master = buffer_of(b, master_bytes(&s->be->spec, t), n, start[i].master);
+    t->m = buffer_of(b, moment_bytes(&s->be->spec), n, start[i].m);
+    if (t->part_count == 0) t->v = buffer_of(b, moment_bytes(&s->be->spec), n, start[i].v);
     if (t->vector || plain) t->grad = grad_buffer(b, n, t->vector ? NULL : start[i].grad);
     if (folded) t->grad_folded = grad_buffer(b, n, start[i].grad_folded);
     if (folded) t->folded = copies_of(b, t, i, fp8);
-    if (plain && (!fp8 || i == tied) && s->be->computes_with_masters)
+    if (plain && (!fp8 || i == tied) && computes_with_masters(&s->be->spec))
       t->compute = operand_of((act_t *)t->master);
     else if (plain)
       t->compute = copies_of(b, t, i, fp8 && i != tied);

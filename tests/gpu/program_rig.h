@@ -170,7 +170,7 @@ static inline int machine_open(Machine *m, Error *err) {
                             .services.write = memory_write,
                             .services.read = memory_read,
                             .services.read_act = memory_read_act}};
-  if (gpu_open(&m->gpu, err)) return -1;
+  if (gpu_probe(&m->gpu, err) || gpu_open(&m->gpu, err)) return -1;
   printf("# %s\n", m->gpu.name);
   return 0;
 }

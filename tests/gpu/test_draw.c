@@ -14,17 +14,14 @@ static const ModelConfig base = {.hidden_size = 192,
                                  .rms_norm_eps = 1e-5,
                                  .rope_theta = 10000,
                                  .initializer_range = 0.02};
-static const RunShape shape = {.batch = 2, .seq = 64, .loss_chunks = 1, .train = true};
 
-static OpsConfig config_with(MasterType masters) {
-  OpsConfig config = llama_ops_config(&base, &shape, shape.seq, 0);
-  config.masters = masters;
-  return config;
-}
-
-static Backend *open_gpu(MasterType masters) {
-  const OpsConfig config = config_with(masters);
-  return gpu_backend(&config, (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true});
+static Spec spec_with(MasterType masters) {
+  return model_spec(&base, (Spec){.batch = 2,
+                                  .seq = 64,
+                                  .loss_chunks = 1,
+                                  .train = true,
+                                  .masters = masters,
+                                  .kernels = KERNELS_UNFUSED});
 }
 
 static float *master_of(const Llama *llama, int i, int64_t *count) {
@@ -40,10 +37,10 @@ static void check_weights(MasterType masters, bool zero_init) {
   model.zero_init = zero_init;
   Llama on_gpu, on_cpu;
   Error err;
-  const OpsConfig config = config_with(masters);
-  Backend *gpu = open_gpu(masters), *cpu = backend_cpu_create(&config);
-  if (llama_create(&on_gpu, &model, &shape, gpu, &err)) fail_msg("%s", err.text);
-  if (llama_create(&on_cpu, &model, &shape, cpu, &err)) fail_msg("%s", err.text);
+  const Spec spec = spec_with(masters);
+  Backend *gpu = gpu_backend(spec), *cpu = backend_cpu_create(&spec);
+  if (llama_create(&on_gpu, &model, gpu, &err)) fail_msg("%s", err.text);
+  if (llama_create(&on_cpu, &model, cpu, &err)) fail_msg("%s", err.text);
   llama_init_weights(&on_gpu, 5);
   llama_init_weights(&on_cpu, 5);
   for (int i = 0; i < on_gpu.param_count; i++) {
@@ -72,9 +69,9 @@ TEST(a_models_weights_are_those_of_the_host) {
 static void check_pieces(MasterType masters) {
   enum { ROWS = (1 << 18) + 37, COLS = 3 };
   const uint64_t key = rng_key(9, "pieces");
-  Backend *be = open_gpu(masters);
+  Backend *be = gpu_backend(spec_with(masters));
   ParamTensor to = {.rows = ROWS, .cols = COLS};
-  to.master = be->services.alloc(be, (size_t)ROWS * COLS * master_bytes_of(be, &to));
+  to.master = be->services.alloc(be, (size_t)ROWS * COLS * master_bytes(&be->spec, &to));
   assert_non_null(to.master);
   int32_t *places = xmalloc(ROWS * sizeof *places);
   for (int n = 0; n < ROWS; n++) places[n] = ROWS - 1 - n;

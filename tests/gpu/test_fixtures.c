@@ -15,33 +15,27 @@
 // Bounds above this would say nothing.
 static const double widest_bound = 0.2;
 
-static Backend *twin(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  (void)shape;
-  Backend *be = backend_cpu_create(ops);
+static Backend *twin(const Spec *spec, int64_t micro_batches) {
+  Backend *be = backend_cpu_create(spec);
   bf16_twin(be, micro_batches > 1);
   return be;
 }
 
-static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches,
-                    const KernelMode *mode) {
-  return gpu_backend(ops,
-                     (GpuOptions){.kernels = mode->kernels,
-                                  .mainloop = mode->mainloop,
-                                  .train = true,
-                                  .grads_fp32 = micro_batches > 1,
-                                  .deterministic = true,
-                                  .batch = shape->batch,
-                                  .seq = shape->seq,
-                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks});
+static Backend *gpu(Spec spec, int64_t micro_batches, const KernelMode *mode) {
+  spec.kernels = mode->kernels;
+  spec.mainloop = mode->mainloop;
+  spec.grads_fp32 = micro_batches > 1;
+  spec.deterministic = true;
+  return gpu_backend(spec);
 }
-static Backend *unfused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, &kernel_modes[0]);
+static Backend *unfused(const Spec *spec, int64_t micro_batches) {
+  return gpu(*spec, micro_batches, &kernel_modes[0]);
 }
-static Backend *fused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, &kernel_modes[1]);
+static Backend *fused(const Spec *spec, int64_t micro_batches) {
+  return gpu(*spec, micro_batches, &kernel_modes[1]);
 }
-static Backend *mma_sync(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, &kernel_modes[2]);
+static Backend *mma_sync(const Spec *spec, int64_t micro_batches) {
+  return gpu(*spec, micro_batches, &kernel_modes[2]);
 }
 
 // What a test is about.

@@ -24,7 +24,7 @@ static int set_up(void **state) {
   snprintf(p->directory, sizeof p->directory, "/tmp/coda-gemm-XXXXXX");
   assert_non_null(mkdtemp(p->directory));
   snprintf(p->path, sizeof p->path, "%s/new/gemm.txt", p->directory);
-  if (gpu_open(&p->gpu, &err)) fail_msg("%s", err.text);
+  if (gpu_probe(&p->gpu, &err) || gpu_open(&p->gpu, &err)) fail_msg("%s", err.text);
   *state = p;
   return 0;
 }

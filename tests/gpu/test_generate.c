@@ -19,14 +19,9 @@ static const ModelConfig model = {.hidden_size = 256,
                                   .rope_theta = 10000,
                                   .initializer_range = 0.08};
 
-static Backend *gpu(const OpsConfig *ops, const KernelMode *mode, bool graphs) {
-  return gpu_backend(
-      ops, (GpuOptions){.kernels = mode->kernels, .mainloop = mode->mainloop, .graphs = graphs});
-}
-
-static void open_model(Llama *llama, Backend *be, const RunShape *shape) {
+static void open_model(Llama *llama, Backend *be) {
   Error err;
-  if (llama_create(llama, &model, shape, be, &err)) fail_msg("%s", err.text);
+  if (llama_create(llama, &model, be, &err)) fail_msg("%s", err.text);
   llama_init_weights(llama, 3);
 }
 
@@ -37,12 +32,17 @@ static void fill_prompt(int32_t *text) {
 
 // Writes text[PROMPT ..) greedily, twice: the second time from what the first has recorded.
 static void write_text(const KernelMode *mode, bool graphs, int64_t context, int32_t *text) {
-  const RunShape shape = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = context};
-  const OpsConfig ops = llama_ops_config(&model, &shape, model.max_position_embeddings, 0);
-  Backend *be = gpu(&ops, mode, graphs);
+  const Spec asked = {.batch = 1,
+                      .seq = 64,
+                      .loss_chunks = 1,
+                      .context = context,
+                      .kernels = mode->kernels,
+                      .mainloop = mode->mainloop,
+                      .graphs = graphs};
+  Backend *be = gpu_backend(model_spec(&model, asked));
   Llama llama;
   Error err;
-  open_model(&llama, be, &shape);
+  open_model(&llama, be);
   Generator *g = generator_create(&llama, context, &err);
   if (!g) fail_msg("%s", err.text);
   SampleOptions greedy = {.top_p = 1, .max_tokens = WRITTEN};
@@ -63,12 +63,12 @@ static void write_text(const KernelMode *mode, bool graphs, int64_t context, int
 
 // Of the whole text [TEXT, V], in fresh memory.
 static float *cpu_logits(int32_t *text, bool rounded_to_bf16) {
-  const RunShape shape = {.batch = 1, .seq = TEXT, .loss_chunks = 1, .train = true};
-  const OpsConfig ops = llama_ops_config(&model, &shape, TEXT, 0);
-  Backend *be = backend_cpu_create(&ops);
+  const Spec spec =
+      model_spec(&model, (Spec){.batch = 1, .seq = TEXT, .loss_chunks = 1, .train = true});
+  Backend *be = backend_cpu_create(&spec);
   if (rounded_to_bf16) bf16_twin(be, false);
   Llama llama;
-  open_model(&llama, be, &shape);
+  open_model(&llama, be);
   const int64_t V = model.vocab_size;
   float *logits = xmalloc((size_t)(TEXT * V) * sizeof *logits);
   llama_load_batch(&llama, &(Batch){.tokens = text, .targets = text});

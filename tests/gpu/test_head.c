@@ -181,7 +181,10 @@ enum { SCALING_X, SCALING_W, SCALING_P, SCALING_DX, HEAD_SCALINGS };
 
 static Backend *backend_new(Shape3 s, Mode mode) {
   static const ScalingKind kinds[HEAD_SCALINGS] = {{FP8_E4M3, 1}, {FP8_E4M3, 0}, {FP8_E4M3, 1}};
-  const OpsConfig config = {.D = s.D,
+  static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
+                                              KERNELS_FUSED,   KERNELS_AUTO,    KERNELS_FUSED};
+  const bool fp8 = mode != MMA_SYNC && fp8_here(false);
+  return gpu_backend((Spec){.D = s.D,
                             .F = s.D,
                             .H = 1,
                             .KV = 1,
@@ -190,15 +193,12 @@ static Backend *backend_new(Shape3 s, Mode mode) {
                             .max_tokens = s.M,
                             .max_positions = s.M,
                             .rms_norm_eps = eps,
+                            .train = true,
+                            .fp8 = fp8,
                             .scalings = kinds,
-                            .scaling_count =
-                                mode == MMA_SYNC || !fp8_here(false) ? 0 : HEAD_SCALINGS};
-  static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
-                                              KERNELS_FUSED,   KERNELS_AUTO,    KERNELS_FUSED};
-  return gpu_backend(&config,
-                     (GpuOptions){.kernels = choices[mode],
-                                  .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO,
-                                  .train = true});
+                            .scaling_count = fp8 ? HEAD_SCALINGS : 0,
+                            .kernels = choices[mode],
+                            .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO});
 }
 
 typedef struct Run {
@@ -256,19 +256,19 @@ static void take_copies(Run *r, const Problem *p) {
 
 static Run run_new(Backend *be, Mode mode, const Problem *p) {
   const int64_t M = p->s.M, D = p->s.D, V = p->s.V;
-  Run r = {.b = {.be = be}, .stride = padded_vocab(&(OpsConfig){.V = V})};
+  Run r = {.b = {.be = be}, .stride = padded_vocab(&(Spec){.V = V})};
   r.x = operand_of(bf16_buffer(&r.b, M * D, p->x));
   r.W = operand_of(bf16_buffer(&r.b, V * D, p->W));
-  r.sumsq = stat_in(&r.b, be->most_parts.sumsq, M, p->sumsq);
+  r.sumsq = stat_in(&r.b, be->spec.most_parts.sumsq, M, p->sumsq);
   r.targets = int32_buffer(&r.b, M, p->targets);
   r.logits = bf16_buffer(&r.b, M * r.stride, NULL);
   r.g.p = operand_of(r.logits);
   r.g.p.row_stride = r.stride;
-  r.g.s = stat_out(&r.b, be->most_parts.s);
+  r.g.s = stat_out(&r.b, be->spec.most_parts.s);
   r.dx = operand_of(bf16_buffer(&r.b, M * D, NULL));
   if (in_fp8(mode)) take_copies(&r, p);
   r.g.ux = r.x;
-  if (be->folds_softmax && !in_fp8(mode)) {
+  if (be->spec.folds_softmax && !in_fp8(mode)) {
     r.g.ux = operand_of(r.dx.data); // as the model has it
     r.g.u = fp32_buffer(&r.b, M, NULL);
   }
@@ -324,7 +324,7 @@ static void padding_is_zero(Run *r, const Problem *p) {
 static void check(Backend *be, Mode mode, const Problem *p, const Results *reference) {
   const int64_t MD = p->s.M * p->s.D, VD = p->s.V * p->s.D;
   const bool fp8 = in_fp8(mode);
-  assert_int_equal(be->folds_softmax, folds(mode));
+  assert_int_equal(be->spec.folds_softmax, folds(mode));
   Results twin = compute(p, rounding_of(mode));
   Run r = run_new(be, mode, p);
   RUN_TWICE(&r.b, loss_and_gradients(&r, p));

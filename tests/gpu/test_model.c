@@ -18,15 +18,6 @@ typedef struct Case {
   GradientType gradients;
 } Case;
 
-static RunShape shape_of(const Case *c) {
-  return (RunShape){.batch = c->B,
-                    .seq = c->T,
-                    .loss_chunks = c->chunks,
-                    .train = true,
-                    .usual_documents = c->documents,
-                    .longest_document = c->T};
-}
-
 // Documents of up to a third of a window, to the end of the last; in every fourth step of two rows
 // each, which are many more than usual. Returns their number.
 static int64_t make_documents(const Case *c, int64_t step, int32_t *lengths) {
@@ -74,7 +65,6 @@ static void check_times(double *ms, double passed) {
 static void train(const Case *c, Backend *be, double *losses) {
   double ms[STEPS];
   int read = 0;
-  const RunShape shape = shape_of(c);
   int32_t *lengths = xcalloc((size_t)(c->B * c->T), sizeof *lengths);
   const AdamW hyper = {.learning_rate = 3e-3,
                        .beta1 = 0.9,
@@ -87,7 +77,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   int32_t *tokens = xmalloc(M * sizeof *tokens), *targets = xmalloc(M * sizeof *targets);
   Llama llama;
   Error err;
-  if (llama_create(&llama, c->model, &shape, be, &err)) fail_msg("%s", err.text);
+  if (llama_create(&llama, c->model, be, &err)) fail_msg("%s", err.text);
   llama_init_weights(&llama, 1);
   be->services.set_updates(be, 0);
   const double began = now_ms();
@@ -139,24 +129,25 @@ static void compare_losses(const Case *c, const char *name, const double *cpu, c
 
 static void compare(const Case *c) {
   double cpu[STEPS], gpu[STEPS], again[STEPS];
-  const RunShape shape = shape_of(c);
-  OpsConfig config = llama_ops_config(c->model, &shape, c->T, 0);
-  config.masters = c->masters;
-  GpuOptions options = {.train = true,
-                        .grads_fp32 = c->micro_batches > 1 && c->gradients == GRADIENTS_AUTO,
-                        .graphs = c->documents > 0,
-                        .deterministic = c->deterministic,
-                        .batch = c->B,
-                        .seq = c->T,
-                        .loss_tokens = c->B * c->T / c->chunks};
-  Backend *be = backend_cpu_create(&config);
+  const Spec asked = {.batch = c->B,
+                      .seq = c->T,
+                      .loss_chunks = c->chunks,
+                      .train = true,
+                      .usual_documents = c->documents,
+                      .longest_document = c->T,
+                      .masters = c->masters,
+                      .grads_fp32 = c->micro_batches > 1 && c->gradients == GRADIENTS_AUTO,
+                      .graphs = c->documents > 0,
+                      .deterministic = c->deterministic};
+  Spec spec = model_spec(c->model, asked);
+  Backend *be = backend_cpu_create(&spec);
   train(c, be, cpu);
   be->services.destroy(be);
   assert_true(cpu[STEPS - 1] < cpu[0] - 0.3); // it learned something, so the update was tested too
   for (int mode = 0; mode < KERNEL_MODES; mode++) {
-    options.kernels = kernel_modes[mode].kernels;
-    options.mainloop = kernel_modes[mode].mainloop;
-    be = gpu_backend(&config, options);
+    spec.kernels = kernel_modes[mode].kernels;
+    spec.mainloop = kernel_modes[mode].mainloop;
+    be = gpu_backend(spec);
     train(c, be, gpu);
     compare_losses(c, be->name, cpu, gpu);
     if (c->deterministic) {

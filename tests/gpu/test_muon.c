@@ -64,23 +64,24 @@ static void make_special(Rig *r) {
 
 static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentType moments,
                      MasterType masters) {
-  const OpsConfig config = {.D = 256,
-                            .F = 256,
-                            .H = 2,
-                            .KV = 1,
-                            .d = 64,
-                            .V = 256,
-                            .max_tokens = 64,
-                            .max_positions = 64,
-                            .rms_norm_eps = 1e-5f,
-                            .moments = moments,
-                            .masters = masters,
-                            .inv_freq = {1}};
+  const Spec spec = {.D = 256,
+                     .F = 256,
+                     .H = 2,
+                     .KV = 1,
+                     .d = 64,
+                     .V = 256,
+                     .max_tokens = 64,
+                     .max_positions = 64,
+                     .rms_norm_eps = 1e-5f,
+                     .moments = moments,
+                     .masters = masters,
+                     .inv_freq = {1},
+                     .kernels = mode.kernels,
+                     .mainloop = mode.mainloop,
+                     .train = true,
+                     .grads_fp32 = grads_fp32};
   *r = (Rig){.n = n, .moments = moments};
-  r->gpu.be = gpu_backend(&config, (GpuOptions){.kernels = mode.kernels,
-                                                .mainloop = mode.mainloop,
-                                                .train = true,
-                                                .grads_fp32 = grads_fp32});
+  r->gpu.be = gpu_backend(spec);
   set_shapes(&n, r->gpu.list);
   for (int i = 0; i < TENSORS; i++) {
     const int64_t count = elements(&r->gpu.list[i]);

@@ -5,7 +5,7 @@
 
 #include "base/rng.h"
 #include "kernels/cuda/gpu.h"
-#include "kernels/gpu_backends.h"
+#include "kernels/gpu.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
 #include "model/run/backend.h"
@@ -88,7 +88,8 @@ static void check_places(const Llama *llama, Offload offload, bool one_layer) {
 static size_t part_bytes(const Llama *llama, const ParamTensor *t, int part) {
   const Backend *be = llama->be;
   if (part == 2 && !t->v) return 0; // Muon's
-  return (size_t)(t->rows * t->cols) * (part == 0 ? master_bytes_of(be, t) : be->moment_bytes);
+  return (size_t)(t->rows * t->cols) *
+         (part == 0 ? master_bytes(&be->spec, t) : moment_bytes(&be->spec));
 }
 
 static const void *part_of(const ParamTensor *t, int part) {
@@ -145,14 +146,16 @@ static void read_state(const Llama *llama, Result *r) {
 static Result train(const Case *c, Place place) {
   Error err = {""};
   const Config config = config_of(c, place);
-  RunShape shape = run_shape(&config);
-  Backend *be = backend_create(&config, &shape, 64, &err);
+  Hardware hardware;
+  must(hardware_find(&hardware, &config, &err), &err);
+  const Spec spec = spec_resolve(&config, run_spec(&config), &hardware);
+  Backend *be = backend_open(&config, &spec, &hardware, &err);
   if (!be) fail_msg("%s", err.text);
-  assert_int_equal(be->offload, config.backend.offload);
+  assert_int_equal(be->spec.offload, config.backend.offload);
   Llama llama;
-  must(llama_create(&llama, &config.model, &shape, be, &err), &err);
+  must(llama_create(&llama, &config.model, be, &err), &err);
   must(be->services.snapshot_open(be, &err), &err);
-  assert_int_equal(be->grad_bytes,
+  assert_int_equal(grad_bytes(&be->spec),
                    c->micro_batches > 1 && strcmp(c->gradients, "bf16") != 0 ? 4 : 2);
   check_places(&llama, config.backend.offload, place.layers == 1);
   llama_init_weights(&llama, 1);
@@ -227,8 +230,10 @@ TEST(offloaded_runs_in_fp8_have_the_bits_of_plain_ones) {
 }
 
 TEST(offloaded_runs_of_fused_kernels_have_the_bits_of_plain_ones) {
-  const OpsConfig any_that_fits = {.D = 8, .F = 8, .d = 8};
-  if (backend_fused_supported(&any_that_fits, &err) != 0) skip();
+  const Spec any_that_fits = {.D = 8, .F = 8, .d = 8};
+  Gpu gpu;
+  must(gpu_find(&gpu, &err), &err);
+  if (backend_fused_supported(&any_that_fits, &gpu, &err) != 0) skip();
   check_cases("fused", "bf16");
   if (fp8_here(true)) check_cases("fused", "fp8");
 }
@@ -236,21 +241,21 @@ TEST(offloaded_runs_of_fused_kernels_have_the_bits_of_plain_ones) {
 // Of the card's memory no more is given than the limit leaves, by the plan and by allocations.
 TEST(a_limit_holds_for_plans_and_allocations) {
   enum { MIB = 1 << 20 };
-  GpuMemory whole, limited;
-  must(gpu_usable(&whole, &err), &err);
-  const size_t taken = whole.all - whole.free, limit = taken + ((size_t)2048 << 20);
+  Gpu whole, limited;
+  must(gpu_find(&whole, &err), &err);
+  const size_t taken = whole.memory_bytes - whole.free_bytes, limit = taken + ((size_t)2048 << 20);
   char *text = xasprintf("%zuMiB", limit / MIB);
   assert_int_equal(setenv("CODA_MEMORY_LIMIT", text, 1), 0);
-  must(gpu_usable(&limited, &err), &err);
-  printf("# a limit of %s: %s of %s are free\n", text, size_text(limited.free).text,
-         size_text(limited.all).text);
-  assert_int_equal(limited.all, limit / MIB * MIB);
-  assert_in_range(limited.free, (size_t)1900 * MIB, (size_t)2048 * MIB);
+  must(gpu_find(&limited, &err), &err);
+  printf("# a limit of %s: %s of %s are free\n", text, size_text(limited.free_bytes).text,
+         size_text(limited.memory_bytes).text);
+  assert_int_equal(limited.memory_bytes, limit / MIB * MIB);
+  assert_in_range(limited.free_bytes, (size_t)1900 * MIB, (size_t)2048 * MIB);
   void *small = gpu_alloc((size_t)1024 * MIB);
   assert_non_null(small);
   assert_null(gpu_alloc((size_t)1100 * MIB)); // more than is left
   assert_int_equal(setenv("CODA_MEMORY_LIMIT", "24", 1), 0);
-  expect_error(gpu_usable(&limited, &err), &err, "CODA_MEMORY_LIMIT is '24'");
+  expect_error(gpu_find(&limited, &err), &err, "CODA_MEMORY_LIMIT is '24'");
   assert_int_equal(unsetenv("CODA_MEMORY_LIMIT"), 0);
   void *large = gpu_alloc((size_t)1100 * MIB);
   assert_non_null(large);

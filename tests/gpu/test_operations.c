@@ -29,7 +29,7 @@ static void call_decode(Backend *be, const Subject *t, Arg *a) {
 }
 
 static int64_t padded(int64_t V) {
-  return padded_vocab(&(OpsConfig){.V = V});
+  return padded_vocab(&(Spec){.V = V});
 }
 
 // For generation: the logits of each row, one at a time.
@@ -43,7 +43,7 @@ static void call_row_logits(Backend *be, const Subject *t, Arg *a) {
 static void call_head_loss(Backend *be, const Subject *t, Arg *a) {
   HeadGradient g = {.p = a[4].x, .s = a[5].stat};
   g.p.row_stride = padded(t->s.V);
-  if (be->folds_softmax) g.u = a[8].data, g.ux = a[9].x;
+  if (be->spec.folds_softmax) g.u = a[8].data, g.ux = a[9].x;
   for (int trains = 0; trains < 2; trains++) {
     be->services.step_begin(be);
     HeadLossOp *loss_of = trains ? be->head_loss : be->validation_loss;
@@ -149,7 +149,7 @@ static void head_loss_twin(const Subject *t, const Values *v) {
   v->twin[6][0] = (float)t->cpu->services.step_result(t->cpu).loss;
   for (int64_t i = 0; i < M * V; i++) {
     v->twin[4][i] = rounded(logits[i / V * stride + i % V]);
-    if (t->bf16->folds_softmax) v->got[4][i] *= v->got[8][i / V];
+    if (t->bf16->spec.folds_softmax) v->got[4][i] *= v->got[8][i / V];
   }
   expect_same("loss alone", v->got[7], v->got[6], 1);
   free(z), free(logits), free(targets);

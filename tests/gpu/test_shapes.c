@@ -20,18 +20,20 @@ static bool replay(const Part *p) {
 
 TEST(a_recorded_step_outlives_a_larger_shape) {
   enum { ROWS = B * T, LONG_ROWS = B * LONGER, PIECES = 32, PIECE = 2 << 20 };
-  const OpsConfig config = {.D = H * D_HEAD,
-                            .F = 64,
-                            .H = H,
-                            .KV = H,
-                            .d = D_HEAD,
-                            .V = 64,
-                            .max_tokens = LONG_ROWS,
-                            .max_positions = LONGER,
-                            .rms_norm_eps = 1e-5};
-  const GpuOptions options = {
-      .kernels = KERNELS_UNFUSED, .train = true, .graphs = true, .deterministic = true};
-  Backend *be = gpu_backend(&config, options);
+  const Spec spec = {.D = H * D_HEAD,
+                     .F = 64,
+                     .H = H,
+                     .KV = H,
+                     .d = D_HEAD,
+                     .V = 64,
+                     .max_tokens = LONG_ROWS,
+                     .max_positions = LONGER,
+                     .rms_norm_eps = 1e-5,
+                     .kernels = KERNELS_UNFUSED,
+                     .train = true,
+                     .graphs = true,
+                     .deterministic = true};
+  Backend *be = gpu_backend(spec);
   float *qkv = random_bf16(LONG_ROWS * R, 1, "qkv"), *da = random_bf16(ROWS * H * D_HEAD, 1, "da");
   Bench b = {.be = be};
   Part p = {.be = be,

@@ -9,16 +9,18 @@
 
 static Backend *open_gpu(void) {
   Error err = {""};
-  const OpsConfig config = {.D = 64,
-                            .F = 128,
-                            .H = 1,
-                            .KV = 1,
-                            .d = 64,
-                            .V = 64,
-                            .max_tokens = 64,
-                            .max_positions = 64,
-                            .rms_norm_eps = 1e-5};
-  Backend *be = gpu_backend(&config, (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true});
+  const Spec spec = {.D = 64,
+                     .F = 128,
+                     .H = 1,
+                     .KV = 1,
+                     .d = 64,
+                     .V = 64,
+                     .max_tokens = 64,
+                     .max_positions = 64,
+                     .rms_norm_eps = 1e-5,
+                     .kernels = KERNELS_UNFUSED,
+                     .train = true};
+  Backend *be = gpu_backend(spec);
   must(be->services.snapshot_open(be, &err), &err);
   return be;
 }

@@ -61,16 +61,16 @@ static bool is_narrow(const Update *u, int i) {
 
 static void update_open(Update *u, int64_t D, int64_t rows, int64_t V, bool grads_fp32,
                         MomentType moments, MasterType masters) {
-  const OpsConfig config = params_config(D, V, moments, masters);
+  Spec spec = params_spec(D, V, moments, masters);
+  spec.grads_fp32 = grads_fp32;
   *u = (Update){.D = D,
                 .rows = rows,
                 .V = V,
                 .grads_fp32 = grads_fp32,
                 .moments = moments,
                 .masters = masters};
-  u->cpu.be = u->twin.be = backend_cpu_create(&config);
-  u->gpu.be = gpu_backend(
-      &config, (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32});
+  u->cpu.be = u->twin.be = backend_cpu_create(&spec);
+  u->gpu.be = gpu_backend(spec);
   u->gpu.bench.be = u->gpu.be;
   set_shapes(u, u->gpu.list), set_shapes(u, u->cpu.list), set_shapes(u, u->twin.list);
   for (int i = 0; i < TENSORS; i++) {
@@ -307,7 +307,9 @@ TEST(masters_are_read_as_they_were_written) {
   const ParamTensor t = {
       .rows = ROWS,
       .cols = COLS,
-      .master = buffer_of(&u.gpu.bench, u.gpu.be->master_bytes, (int64_t)ROWS * COLS, NULL)};
+      .master = buffer_of(&u.gpu.bench,
+                          wide_or_bf16(&u.gpu.be->spec, computes_with_masters(&u.gpu.be->spec)),
+                          (int64_t)ROWS * COLS, NULL)};
   float *values = xmalloc((size_t)ROWS * COLS * sizeof *values),
         *found = xmalloc((size_t)ROWS * COLS * sizeof *found);
   for (int64_t i = 0; i < ROWS * COLS; i++) values[i] = (float)rng_normal(5, (uint64_t)i);
@@ -328,7 +330,7 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
   const ParamTensor *E = &list[3];
   RowStat sumsq = {.data = sumsq_, .stride = M};
   HeadGradient g = {.p = operand_of(logits), .s = {.data = s_, .stride = M}};
-  g.p.row_stride = padded_vocab(&(OpsConfig){.V = E->rows});
+  g.p.row_stride = padded_vocab(&(Spec){.V = E->rows});
   be->services.step_begin(be);
   be->embed(be, M, tokens, E->compute.data, operand_of(x), &sumsq);
   be->head_loss(be, M, operand_of(x), sumsq, E->folded, tokens, logits, 1.0 / (double)M, &g);
@@ -341,7 +343,7 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
 TEST(a_captured_step_gives_the_same_bits) {
   enum { M = 64 };
   Update u;
-  const int64_t padded = padded_vocab(&(OpsConfig){.V = 1003});
+  const int64_t padded = padded_vocab(&(Spec){.V = 1003});
   update_open(&u, 64, 100, 1003, false, MOMENTS_FP32, MASTERS_FP32);
   place(&u);
   int32_t tokens[M];

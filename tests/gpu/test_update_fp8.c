@@ -31,13 +31,13 @@ static bool is_norm(int i) {
 
 static void side_open(Rig *r, Side *s, bool fp8) {
   ScalingKind kinds[SCALINGS] = {{FP8_E4M3, 0}};
-  OpsConfig config = params_config(r->D, r->V, r->moments, r->masters);
-  config.scalings = kinds;
-  config.scaling_count = fp8 ? SCALINGS : 0;
-  config.weight_scalings = TENSORS;
-  s->be = gpu_backend(
-      &config,
-      (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = r->grads_fp32});
+  Spec spec = params_spec(r->D, r->V, r->moments, r->masters);
+  spec.fp8 = fp8;
+  spec.scalings = kinds;
+  spec.scaling_count = fp8 ? SCALINGS : 0;
+  spec.weight_scalings = TENSORS;
+  spec.grads_fp32 = r->grads_fp32;
+  s->be = gpu_backend(spec);
   const ParamTensor shapes[TENSORS] = {{.rows = 1, .cols = r->D, .norm = -1, .vector = true},
                                        {.rows = r->rows, .cols = r->D, .norm = NORM},
                                        {.rows = 1, .cols = r->D, .norm = -1, .vector = true},

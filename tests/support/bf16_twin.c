@@ -16,19 +16,19 @@ static void round_in_place(void *values, int64_t count) {
 static void twin_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
                      Operand W, act_t *qkv) {
   cpu_qkv(be, M, T, first, x, sumsq, W, qkv);
-  round_in_place(qkv, M * packed_width(&cpu_of(be)->config));
+  round_in_place(qkv, M * packed_width(&be->spec));
 }
 
 static void twin_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
                            stat_t *lse) {
-  const OpsConfig *c = &cpu_of(be)->config;
+  const Spec *c = &be->spec;
   cpu_attention(be, B, T, qkv, o, lse);
   round_in_place(o.data, B * T * c->H * c->d);
 }
 
 static void twin_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                           RowStat x_sumsq, Operand out, RowStat *sumsq) {
-  const int64_t D = cpu_of(be)->config.D;
+  const int64_t D = be->spec.D;
   cpu_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
   round_in_place(out.data, M * D);
   real *sums = sums_of(sumsq);
@@ -41,7 +41,7 @@ static void twin_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand 
 
 static void twin_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                          Operand y) {
-  const int64_t F = cpu_of(be)->config.F;
+  const int64_t F = be->spec.F;
   cpu_gate_up(be, M, x, sumsq, W, z, y);
   round_in_place(z, M * 2 * F);
   for (int64_t m = 0; m < M; m++)
@@ -54,15 +54,15 @@ static void twin_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Opera
 
 static void twin_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits) {
   cpu_row_logits(be, x, sumsq, W, logits);
-  round_in_place(logits, cpu_of(be)->config.V);
+  round_in_place(logits, be->spec.V);
 }
 
 static void twin_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                            const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   cpu_logits(be, M, x, sumsq, W, logits);
-  round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
+  round_in_place(logits, M * padded_vocab(&be->spec));
   cpu_loss(be, M, x, sumsq, targets, logits, scale, g ? &g->s : NULL);
-  if (g) round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
+  if (g) round_in_place(logits, M * padded_vocab(&be->spec));
 }
 
 // ---- Backward
@@ -70,7 +70,7 @@ static void twin_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Ope
 // A dgrad goes through memory twice: the product with the residual, which is there, then all of it.
 static void subtract_norm(Backend *be, int64_t M, Operand x_, RowStat sumsq, RowStat s_,
                           Operand dx_) {
-  const OpsConfig *c = &cpu_of(be)->config;
+  const Spec *c = &be->spec;
   const int64_t D = c->D;
   const real *x = reals(x_.data), *s = reals(s_.data);
   real *dx = reals(dx_.data);
@@ -105,7 +105,7 @@ static void twin_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Opera
 
 static void twin_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z,
                             Operand x, RowStat sumsq, Operand dz, RowStat *s) {
-  const int64_t F = cpu_of(be)->config.F;
+  const int64_t F = be->spec.F;
   cpu_down_dgrad(be, M, dx, W, z, x, sumsq, dz, s);
   round_in_place(dz.data, M * 2 * F);
 }
@@ -119,13 +119,13 @@ static void twin_attention_backward(Backend *be, int64_t B, int64_t T, const act
                                     const act_t *o, const stat_t *lse, const act_t *do_,
                                     act_t *dqkv) {
   cpu_attention_backward(be, B, T, qkv, o, lse, do_, dqkv);
-  round_in_place(dqkv, B * T * packed_width(&cpu_of(be)->config));
+  round_in_place(dqkv, B * T * packed_width(&be->spec));
 }
 
 static void twin_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                                Operand x, RowStat sumsq, Operand out, RowStat *s) {
   cpu_rope_backward(be, M, T, dqkv, qkv, x, sumsq, out, s);
-  round_in_place(dqkv, M * packed_width(&cpu_of(be)->config));
+  round_in_place(dqkv, M * packed_width(&be->spec));
 }
 
 static void twin_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
@@ -142,7 +142,7 @@ static void twin_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operan
 
 static void twin_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                                 grad_t *dE, bool accumulate) {
-  const OpsConfig *c = &cpu_of(be)->config;
+  const Spec *c = &be->spec;
   cpu_embed_backward(be, M, tokens, dx, dE, accumulate);
   round_in_place(dE, c->V * c->D);
 }
@@ -189,7 +189,7 @@ void bf16_twin(Backend *cpu, bool grads_fp32) {
   cpu->adamw = twin_adamw;
   cpu->services.refresh = twin_refresh;
   if (grads_fp32) return;
-  cpu->rounds_gradients = true;
+  cpu->spec.grads_fp32 = false;
   cpu->down_wgrad = cpu->gate_up_wgrad = cpu->out_wgrad = cpu->qkv_wgrad = twin_wgrad;
   cpu->lm_head_wgrad = twin_head_wgrad;
   cpu->embed_backward = twin_embed_backward;

@@ -6,8 +6,8 @@
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
-const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied",   "llama3_rope", "linear_rope",
-                                        "wide_heads", "documents"};
+const char *const fixtures[FIXTURES] = {"gqa_untied",  "mha_tied",   "llama3_rope",
+                                        "linear_rope", "wide_heads", "documents"};
 const char *const muon_fixtures[MUON_FIXTURES] = {"gqa_untied", "mha_tied", "wide_heads"};
 
 // What make_fixtures.py trains with.
@@ -67,10 +67,9 @@ static char *fixture_file(const Rig *rig, const char *name) {
   return xasprintf("%s/%s", rig->folder, name);
 }
 
-Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  (void)shape;
+Backend *rig_cpu(const Spec *spec, int64_t micro_batches) {
   (void)micro_batches;
-  return backend_cpu_create(ops);
+  return backend_cpu_create(spec);
 }
 
 static void open_tensors(const Rig *rig, SafeFile *file, const char *name) {
@@ -103,16 +102,17 @@ static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64
   for (int64_t i = 0; i < rig->tokens_count; i++) rig->counted += rig->targets[i] != NO_TARGET;
   read_documents(rig);
 
-  const RunShape shape = {.batch = ids->shape[0] / micro_batches,
-                          .seq = ids->shape[1],
-                          .loss_chunks = loss_chunks,
-                          .train = true,
-                          .muon = muon,
-                          .usual_documents = rig->documents,
-                          .longest_document = ids->shape[1]};
-  const OpsConfig ops = llama_ops_config(&rig->model, &shape, shape.seq, 2);
-  rig->be = create(&ops, &shape, micro_batches);
-  must(llama_create(&rig->llama, &rig->model, &shape, rig->be, &err), &err);
+  const Spec asked = {.batch = ids->shape[0] / micro_batches,
+                      .seq = ids->shape[1],
+                      .loss_chunks = loss_chunks,
+                      .train = true,
+                      .muon = muon,
+                      .usual_documents = rig->documents,
+                      .longest_document = ids->shape[1],
+                      .threads = 2};
+  const Spec spec = model_spec(&rig->model, asked);
+  rig->be = create(&spec, micro_batches);
+  must(llama_create(&rig->llama, &rig->model, rig->be, &err), &err);
   llama_init_weights(&rig->llama, 0); // the moments; the load overwrites the weights
   must(tiny_load(rig->folder, &rig->llama, false, &err), &err);
 }
@@ -128,7 +128,7 @@ void rig_open_muon(Rig *rig, const char *fixture, int64_t micro_batches, int64_t
 }
 
 void rig_close(Rig *rig) {
-  if (rig->llama.shape.muon) safetensors_close(&rig->muon);
+  if (rig->llama.spec.muon) safetensors_close(&rig->muon);
   llama_destroy(&rig->llama);
   rig->be->services.destroy(rig->be);
   safetensors_close(&rig->initial);
@@ -170,7 +170,7 @@ StepResult rig_update(Rig *rig) {
   AdamW hyper = adamw;
   hyper.gradient_scale = (double)rig->tokens_count / (double)rig->counted;
   rig->be->services.set_hyper(rig->be, &hyper);
-  if (rig->llama.shape.muon) rig->be->muon(rig->be, rig->llama.tensors, rig->llama.param_count);
+  if (rig->llama.spec.muon) rig->be->muon(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->services.step_end(rig->be);
   return rig->be->services.step_result(rig->be);

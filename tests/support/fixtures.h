@@ -31,8 +31,8 @@ typedef struct Rig {
 } Rig;
 
 // The backend that a rig runs on.
-typedef Backend *RigBackend(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches);
-Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches);
+typedef Backend *RigBackend(const Spec *spec, int64_t micro_batches);
+Backend *rig_cpu(const Spec *spec, int64_t micro_batches);
 
 void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
               RigBackend *create);

@@ -9,7 +9,7 @@
 static inline double *exact_values(Backend *be, const void *from, int64_t count,
                                    const ParamTensor *of) {
   double *values = xmalloc((size_t)count * sizeof *values);
-  if (be->master_bytes == sizeof *values) {
+  if (stat_bytes(&be->spec) == sizeof *values) {
     be->services.read(be, values, from, (size_t)count * sizeof *values);
     return values;
   }

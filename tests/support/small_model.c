@@ -45,21 +45,22 @@ SmallModel small_open(SmallShape shape) {
                              .zero_init = shape.zero_init,
                              .initializer_range = 0.05};
   SmallModel s = {.micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1};
-  const RunShape run = {.batch = BATCH / s.micro_batches,
-                        .seq = SEQ,
-                        .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
-                        .recompute = shape.recompute,
-                        .recompute_layers = shape.recompute_layers,
-                        .train = true,
-                        .fp8 = shape.fp8};
-  OpsConfig ops = llama_ops_config(&model, &run, SEQ, 1);
-  ops.bf16_products = shape.bf16_products;
-  if (shape.fp8) scalings_declare(&model, &ops);
-  s.kinds = ops.scalings;
-  s.scalings = ops.scaling_count;
-  s.be = backend_cpu_create(&ops);
+  const Spec asked = {.batch = BATCH / s.micro_batches,
+                      .seq = SEQ,
+                      .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
+                      .recompute = shape.recompute,
+                      .recompute_layers = shape.recompute_layers,
+                      .train = true,
+                      .fp8 = shape.fp8,
+                      .bf16_products = shape.bf16_products,
+                      .threads = 1};
+  Spec spec = model_spec(&model, asked);
+  if (shape.fp8) scalings_declare(&model, &spec);
+  s.kinds = spec.scalings;
+  s.scalings = spec.scaling_count;
+  s.be = backend_cpu_create(&spec);
   if (shape.bf16) bf16_twin(s.be, shape.grads_fp32);
-  must(llama_create(&s.llama, &model, &run, s.be, &err), &err);
+  must(llama_create(&s.llama, &model, s.be, &err), &err);
   llama_init_weights(&s.llama, 11);
   return s;
 }
@@ -156,7 +157,7 @@ void small_copy(const SmallModel *from, SmallModel *to) {
   Backend *be = to->be;
   for (int i = 0; i < to->llama.param_count; i++) {
     const ParamTensor *a = &from->llama.tensors[i], *b = &to->llama.tensors[i];
-    const size_t bytes = (size_t)(a->rows * a->cols) * be->master_bytes;
+    const size_t bytes = (size_t)(a->rows * a->cols) * master_bytes(&be->spec, a);
     be->services.write(be, b->master, a->master, bytes); // from one host array to another
     be->services.write(be, b->m, a->m, bytes);
     be->services.write(be, b->v, a->v, bytes);
@@ -176,7 +177,7 @@ bool small_equal(const SmallModel *a, const SmallModel *b) {
   bool equal = a->scalings == b->scalings;
   for (int i = 0; i < a->llama.param_count; i++) {
     const ParamTensor *p = &a->llama.tensors[i], *q = &b->llama.tensors[i];
-    const size_t bytes = (size_t)(p->rows * p->cols) * a->be->master_bytes;
+    const size_t bytes = (size_t)(p->rows * p->cols) * master_bytes(&a->be->spec, p);
     equal = equal && memcmp(p->master, q->master, bytes) == 0;
   }
   if (!equal) return false;

@@ -18,7 +18,7 @@ typedef struct SmallModel {
 typedef struct SmallShape {
   bool fp8;
   Recompute recompute;
-  int64_t recompute_layers; // as in RunShape
+  int64_t recompute_layers; // as in Spec
   bool tied, zero_init;
   int loss_chunks, micro_batches; // 0: 1; micro-batches share SMALL_TOKENS
   bool bf16, grads_fp32;          // rounded as on a GPU (bf16_twin.h); but for the gradients

@@ -19,17 +19,18 @@ void tiny_run_open(TinyRun *run, const char *text) {
                          text[0] ? ", " : "", text);
   if (config_parse(&run->config, "tiny", json, 0, NULL, &err) != 0) fail_msg("%s", err.text);
   free(json);
-  const RunShape shape = {.batch = 1,
-                          .seq = 8,
-                          .loss_chunks = 1,
-                          .train = true,
-                          .muon = run->config.optimizer.kind == OPTIMIZER_MUON};
-  OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
-  ops.moments = run->config.backend.moments;
-  ops.masters = run->config.backend.masters;
-  run->be = backend_cpu_create(&ops);
-  if (llama_create(&run->llama, &run->config.model, &shape, run->be, &err) != 0)
-    fail_msg("%s", err.text);
+  const Config *c = &run->config;
+  const Spec asked = {.batch = 1,
+                      .seq = 8,
+                      .loss_chunks = 1,
+                      .train = true,
+                      .muon = c->optimizer.kind == OPTIMIZER_MUON,
+                      .moments = c->backend.moments,
+                      .masters = c->backend.masters,
+                      .threads = 1};
+  const Spec spec = model_spec(&c->model, asked);
+  run->be = backend_cpu_create(&spec);
+  if (llama_create(&run->llama, &c->model, run->be, &err) != 0) fail_msg("%s", err.text);
 }
 
 void tiny_run_close(TinyRun *run) {
@@ -174,7 +175,7 @@ TinyTest tiny_test_open_kind(const TinyKind *kind) {
   tiny_run_open(&t.run, kind->model);
   tiny_run_open(&t.loaded, kind->model);
   t.run.config.output.save_dtype = kind->dtype;
-  t.run.llama.shape.fp8 = t.loaded.llama.shape.fp8 = kind->fp8; // the scalings alone are looked at
+  t.run.llama.spec.fp8 = t.loaded.llama.spec.fp8 = kind->fp8; // the scalings alone are looked at
   t.run.be->calibrating = !kind->fp8;
   t.loaded.be->calibrating = true;
   t.run.be->services.scalings_read = read_scalings;
@@ -200,7 +201,7 @@ int tiny_test_differs(const TinyTest *t, uint64_t version) {
   ScalingState expected[TINY_SCALINGS] = {0};
   fill_scalings(expected, version);
   return tiny_run_differs(&t->loaded, version) ||
-         (t->loaded.llama.shape.fp8 &&
+         (t->loaded.llama.spec.fp8 &&
           memcmp(expected, tiny_scalings.loaded, sizeof expected) != 0);
 }
 

@@ -29,16 +29,17 @@ typedef struct Trained {
 } Trained;
 
 static Trained open_model(void) {
-  const RunShape shape = {.batch = B,
-                          .seq = T,
-                          .loss_chunks = 1,
-                          .train = true,
-                          .usual_documents = M,
-                          .longest_document = T};
-  const OpsConfig ops = llama_ops_config(&model, &shape, T, 2);
-  Trained t = {.be = backend_cpu_create(&ops)};
+  const Spec asked = {.batch = B,
+                      .seq = T,
+                      .loss_chunks = 1,
+                      .train = true,
+                      .usual_documents = M,
+                      .longest_document = T,
+                      .threads = 2};
+  const Spec spec = model_spec(&model, asked);
+  Trained t = {.be = backend_cpu_create(&spec)};
   Error err;
-  if (llama_create(&t.llama, &model, &shape, t.be, &err) != 0) fail_msg("%s", err.text);
+  if (llama_create(&t.llama, &model, t.be, &err) != 0) fail_msg("%s", err.text);
   llama_init_weights(&t.llama, 3);
   return t;
 }
@@ -50,8 +51,8 @@ static void close_model(Trained *t) {
 
 // Gradients of a batch of `rows` rows of the B T, and its part of their mean loss.
 static void add_batch(Trained *t, Batch batch, int64_t sequences, int64_t rows, bool accumulate) {
-  t->llama.shape.batch = sequences;
-  t->llama.shape.seq = rows;
+  t->llama.spec.batch = sequences;
+  t->llama.spec.seq = rows;
   llama_load_batch(&t->llama, &batch);
   llama_forward(&t->llama);
   llama_backward(&t->llama, (double)(sequences * rows) / M, accumulate);

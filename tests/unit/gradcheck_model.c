@@ -79,17 +79,18 @@ static double tensor_error(Llama *llama, int index, const double *g) {
 }
 
 static void check_case(const Case *c) {
-  const RunShape shape = {.batch = c->B,
-                          .seq = c->T,
-                          .loss_chunks = c->chunks,
-                          .recompute = c->recompute,
-                          .train = true};
-  const OpsConfig ops = llama_ops_config(&c->model, &shape, c->T, 2);
-  Backend *be = backend_cpu_create(&ops);
+  const Spec asked = {.batch = c->B,
+                      .seq = c->T,
+                      .loss_chunks = c->chunks,
+                      .recompute = c->recompute,
+                      .train = true,
+                      .threads = 2};
+  const Spec spec = model_spec(&c->model, asked);
+  Backend *be = backend_cpu_create(&spec);
   Llama llama;
   Error err;
-  assert_int_equal(be->act_bytes, 8);
-  assert_int_equal(llama_create(&llama, &c->model, &shape, be, &err), 0);
+  assert_int_equal(act_bytes(&be->spec), 8);
+  assert_int_equal(llama_create(&llama, &c->model, be, &err), 0);
   randomise(&llama, 5);
   const int64_t M = c->B * c->T;
   int32_t *tokens = xmalloc((size_t)M * 2 * sizeof *tokens), *targets = tokens + M;

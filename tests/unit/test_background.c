@@ -416,13 +416,13 @@ TEST_WITH(a_host_without_the_memory_lets_training_wait, make_tokens_folder, remo
   Config config = tiny_training_config(*state, STEPS, "");
   Run run;
   tiny_training_open(&run, &config);
-  assert_true(saves_plan(&config, run.be, 0).background);
-  assert_false(saves_plan(&config, run.be, SIZE_MAX).background);
-  assert_false(saves_plan(&config, run.be, memory_available()).background);
+  assert_true(saves_plan(&config, &run.be->spec, 0).background);
+  assert_false(saves_plan(&config, &run.be->spec, SIZE_MAX).background);
+  assert_false(saves_plan(&config, &run.be->spec, memory_available()).background);
   config.train.save_interval = -1;
-  assert_false(saves_plan(&config, run.be, 0).background);
+  assert_false(saves_plan(&config, &run.be->spec, 0).background);
   config.train.save_interval = 0;
   config.output.background_save = false;
-  assert_false(saves_plan(&config, run.be, 0).background);
+  assert_false(saves_plan(&config, &run.be->spec, 0).background);
   run_close(&run);
 }

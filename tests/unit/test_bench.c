@@ -71,14 +71,12 @@ static GpuGauges gauges(Backend *be) {
   return (GpuGauges){"1.2", 1500, 1980, 600, 700, NAN};
 }
 
-Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positions, Error *err) {
-  (void)err;
-  if (shape->loss_chunks == 0) shape->loss_chunks = 1;
-  const OpsConfig ops = llama_ops_config(&c->model, shape, positions, (int)c->backend.threads);
-  Backend *be = backend_cpu_create(&ops);
+Backend *__wrap_backend_open(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
+  (void)h, (void)err;
+  Backend *be = backend_cpu_create(spec);
   const bool unfused = c->backend.kernels == KERNELS_UNFUSED;
   if (c->train.seed == NO_ROOM && unfused && machine.first_loss[BENCH_FUSED] == 0)
-    be->memory_bytes = 0;
+    be->spec.memory_bytes = 0;
   cpu_step_result = be->services.step_result;
   be->services.step_result = c->train.seed == NOT_FINITE ? result_not_finite : noted_result;
   cpu_gate_up = be->gate_up;

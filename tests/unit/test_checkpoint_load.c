@@ -260,8 +260,8 @@ TEST(tensors_are_known_by_name_and_not_by_position) {
 TEST(scalings_of_another_precision_are_passed_over) {
   for (int i = 0; i < 3; i++) {
     TinyTest t = tiny_test_open_kind(fp8);
-    t.run.llama.shape.fp8 = i != 0;
-    t.loaded.llama.shape.fp8 = i != 1;
+    t.run.llama.spec.fp8 = i != 0;
+    t.loaded.llama.spec.fp8 = i != 1;
     t.run.be->calibrating = i == 2;
     tiny_test_save(&t, 1, 1, 1);
     must(load(&t, true, &err), &err);

@@ -98,8 +98,7 @@ TEST(linear_rope_scaling_is_understood_and_written) {
 // transformers' _compute_linear_scaling_rope_parameters: base^(-2j / d) / factor.
 TEST(linear_rope_scaling_divides_each_frequency) {
   ModelConfig m = parse_model(LINEAR);
-  const RunShape shape = {.batch = 1, .seq = 1};
-  const OpsConfig ops = llama_ops_config(&m, &shape, 1, 1);
+  const Spec spec = model_spec(&m, (Spec){.batch = 1, .seq = 1});
   const double frequencies[8] = {/* d = 16 */
                                  1. / 4,
                                  0.23713737056616552638 / 4,
@@ -109,7 +108,7 @@ TEST(linear_rope_scaling_divides_each_frequency) {
                                  0.00074989420933245582730 / 4,
                                  0.00017782794100389228012 / 4,
                                  4.2169650342858223e-05 / 4};
-  for (int j = 0; j < 8; j++) assert_true(fabs(ops.inv_freq[j] / frequencies[j] - 1) < 1e-14);
+  for (int j = 0; j < 8; j++) assert_true(fabs(spec.inv_freq[j] / frequencies[j] - 1) < 1e-14);
 }
 
 TEST(our_config_json_reads_back_as_the_same_model) {

@@ -88,24 +88,25 @@ TEST(copies_are_scaled_values) {
   SmallModel s = small_open((SmallShape){.fp8 = true});
   small_train(&s, 0, 3);
   small_gradients(&s, 3, 1);
-  const Sizes n = model_sizes(&s.llama.config, &s.llama.shape);
+  const Spec *n = &s.llama.spec;
+  const int64_t M = batch_rows(n);
   const LayerActs *a = &s.llama.acts.layers[0];
   const float *x = (const float *)a->x.data, *x1 = (const float *)a->x1.data;
-  for (int64_t m = 0; m < n.M; m++) {
-    const float r = rstd(x + m * n.D, n.D);
+  for (int64_t m = 0; m < M; m++) {
+    const float r = rstd(x + m * n->D, n->D);
     assert_true(((const float *)a->x.row_scale)[m] == power_of_two_below(r)); // the embedding's own
     assert_true(((const float *)a->x1.row_scale)[m] == power_of_two_below(r));
   }
-  check_by_col(&s, x, a->x, n.M, n.D);
-  check_by_col(&s, x1, a->x1, n.M, n.D);
-  check_by_col(&s, (const float *)a->o.data, a->o, n.M, n.Hd);
-  float *y = xmalloc((size_t)(n.M * n.F) * sizeof *y);
-  for (int64_t i = 0; i < n.M * n.F; i++) {
+  check_by_col(&s, x, a->x, M, n->D);
+  check_by_col(&s, x1, a->x1, M, n->D);
+  check_by_col(&s, (const float *)a->o.data, a->o, M, query_width(n));
+  float *y = xmalloc((size_t)(M * n->F) * sizeof *y);
+  for (int64_t i = 0; i < M * n->F; i++) {
     const float *pair = (const float *)a->z + 2 * i;
-    y[i / n.F * n.F + feature_of_pair(i % n.F, n.F)] = swiglu(pair[0], pair[1]);
+    y[i / n->F * n->F + feature_of_pair(i % n->F, n->F)] = swiglu(pair[0], pair[1]);
   }
-  check_by_col(&s, y, a->y, n.M, n.F);
-  check_by_col(&s, (const float *)a->dx1.data, a->dx1, n.M, n.D);
+  check_by_col(&s, y, a->y, M, n->F);
+  check_by_col(&s, (const float *)a->dx1.data, a->dx1, M, n->D);
   free(y);
   small_close(&s);
 }
@@ -115,31 +116,32 @@ TEST(products_are_those_of_the_copies) {
   SmallModel s = small_open((SmallShape){.fp8 = true});
   small_train(&s, 0, 3);
   small_gradients(&s, 3, 1);
-  const Sizes n = model_sizes(&s.llama.config, &s.llama.shape);
+  const Spec *n = &s.llama.spec;
+  const int64_t M = batch_rows(n);
   const Acts *acts = &s.llama.acts;
   const LayerActs *a = &acts->layers[0];
   const ParamTensor *out = s.llama.layers[0].out, *qkv = s.llama.layers[0].qkv;
   const Operand dqkv = a->dqkv_prime, dx1 = a->dx1;
   // dW' = dz''^T (q x)
-  check_exact(
-      "out's weight gradient", out->grad,
-      product(&s, n.D, n.Hd, n.M, dx1, dx1.by_col, dx1.stride, a->o, a->o.by_col, a->o.stride),
-      n.D * n.Hd, 1e-5);
-  check_exact(
-      "qkv's weight gradient", qkv->grad_folded,
-      product(&s, n.R, n.D, n.M, dqkv, dqkv.by_col, dqkv.stride, a->x, a->x.by_col, a->x.stride),
-      n.R * n.D, 1e-5);
+  check_exact("out's weight gradient", out->grad,
+              product(&s, n->D, query_width(n), M, dx1, dx1.by_col, dx1.stride, a->o, a->o.by_col,
+                      a->o.stride),
+              n->D * query_width(n), 1e-5);
+  check_exact("qkv's weight gradient", qkv->grad_folded,
+              product(&s, packed_width(n), n->D, M, dqkv, dqkv.by_col, dqkv.stride, a->x,
+                      a->x.by_col, a->x.stride),
+              packed_width(n) * n->D, 1e-5);
   // dx = dx1 + q (dz'' W') - (r / D) q s x
-  double *dx = product(&s, n.M, n.D, n.R, dqkv, dqkv.by_row, n.R, qkv->folded, qkv->folded.by_col,
-                       qkv->folded.stride);
+  double *dx = product(&s, M, n->D, packed_width(n), dqkv, dqkv.by_row, packed_width(n),
+                       qkv->folded, qkv->folded.by_col, qkv->folded.stride);
   const float *x = (const float *)a->x.data, *sums = (const float *)acts->s.data,
               *q = (const float *)a->x.row_scale, *residual = (const float *)dx1.data;
-  for (int64_t m = 0; m < n.M; m++) {
-    const double factor = (double)rstd(x + m * n.D, n.D) / (double)n.D * (double)sums[m];
-    for (int64_t k = m * n.D; k < (m + 1) * n.D; k++)
+  for (int64_t m = 0; m < M; m++) {
+    const double factor = (double)rstd(x + m * n->D, n->D) / (double)n->D * (double)sums[m];
+    for (int64_t k = m * n->D; k < (m + 1) * n->D; k++)
       dx[k] = (double)residual[k] + (double)q[m] * (dx[k] - factor * (double)x[k]);
   }
-  check_exact("qkv's dgrad", a->dx.data, dx, n.M * n.D, 1e-5);
+  check_exact("qkv's dgrad", a->dx.data, dx, M * n->D, 1e-5);
   small_close(&s);
 }
 

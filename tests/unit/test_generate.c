@@ -86,7 +86,7 @@ TEST(greedy_tokens_are_those_of_transformers) {
       rig_close(&rig);
       continue;
     }
-    const int64_t V = rig.model.vocab_size, T = rig.llama.shape.seq;
+    const int64_t V = rig.model.vocab_size, T = rig.llama.spec.seq;
     const SafeTensor *expected = rig_expected(&rig, "logits", "");
     Generator *g = generator_create(&rig.llama, T, &err);
     int close = 0;
@@ -166,10 +166,10 @@ TEST(the_memory_plan_books_the_generator) {
   TinyRun run;
   tiny_run_open(&run, "");
   MemoryPlan without, with;
-  RunShape shape = run.llama.shape;
-  memory_plan(&without, &run.llama.config, &shape, run.be);
-  shape.context = 8;
-  memory_plan(&with, &run.llama.config, &shape, run.be);
+  Spec spec = run.llama.spec;
+  memory_plan(&without, &run.llama.config, &spec);
+  spec.context = 8;
+  memory_plan(&with, &run.llama.config, &spec);
   size_t sum = 0;
   for (int i = 0; i < with.count; i++) sum += with.items[i].bytes;
   assert_int_equal(sum, with.total_bytes);

@@ -1,19 +1,25 @@
 // What is known of GPUs and their libraries without having one.
-#include "kernels/gpu_backends.h"
+#include "kernels/gpu.h"
 #include "kernels/muon_groups.h"
 #include "model/run/backend.h"
 #include "model/tensors.h"
 #include "tests/support/test.h"
 
-int __wrap_gpu_usable(GpuMemory *memory, Error *err);
+int __wrap_gpu_find(Gpu *gpu, Error *err);
 
 static Mainloop of_the_card = MAINLOOP_WGMMA;
 
 // A card of 80 GiB, of which 1 is taken.
-int __wrap_gpu_usable(GpuMemory *memory, Error *err) {
+int __wrap_gpu_find(Gpu *gpu, Error *err) {
   (void)err;
-  *memory = (GpuMemory){.all = (size_t)80 << 30, .free = (size_t)79 << 30, .mainloop = of_the_card};
+  *gpu = (Gpu){
+      .memory_bytes = (size_t)80 << 30, .free_bytes = (size_t)79 << 30, .mainloop = of_the_card};
   return 0;
+}
+
+// A card with this many bytes, all of them free.
+static Hardware card_of(size_t bytes) {
+  return (Hardware){.gpu = true, .card = {.memory_bytes = bytes}, .memory_bytes = bytes};
 }
 
 // By the plan, with room for what the driver and a screen take. The plan of llama-110m.json says
@@ -22,11 +28,10 @@ static double planned_gib(const char *path) {
   Error err = {""};
   Config c;
   if (config_load(&c, path, 0, NULL, &err) != 0) fail_msg("%s", err.text);
-  RunShape shape = run_shape(&c);
-  if (shape.loss_chunks == 0) shape.loss_chunks = 1;
-  const Backend sizes = backend_outline(&c, &shape, true);
+  const Hardware any = card_of(SIZE_MAX);
+  const Spec spec = spec_resolve(&c, run_spec(&c), &any);
   MemoryPlan plan;
-  memory_plan(&plan, &c.model, &shape, &sizes);
+  memory_plan(&plan, &c.model, &spec);
   const double gib = (double)plan.total_bytes / (1 << 30);
   print_message("# %s: %.1f GiB\n", path, gib);
   return gib;
@@ -42,11 +47,10 @@ TEST(the_configs_for_24_gb_and_80_gb_fit) {
 }
 
 static size_t planned_bytes(const Config *c, size_t gpu_bytes) {
-  RunShape shape = run_shape(c);
+  const Hardware card = card_of(gpu_bytes);
+  const Spec spec = spec_resolve(c, run_spec(c), &card);
   MemoryPlan plan;
-  if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(c, shape, gpu_bytes);
-  const Backend sizes = backend_outline(c, &shape, true);
-  memory_plan(&plan, &c->model, &shape, &sizes);
+  memory_plan(&plan, &c->model, &spec);
   return plan.total_bytes;
 }
 
@@ -56,22 +60,23 @@ static void check_limits(const char *path, int64_t batch, int64_t window, const 
   Config c;
   char *overrides[] = {(char *)precision};
   if (config_load(&c, path, 1, overrides, &err) != 0) fail_msg("%s", err.text);
-  Outlook o = {.gpu = true, .gpu_bytes = (size_t)80 << 30};
+  const size_t card = (size_t)80 << 30;
+  Hardware h = card_of(card);
   Config of_batch = c, of_window = c;
   of_batch.train.batch_size = batch;
   of_window.train.batch_size = 1;
   of_window.train.sequence_length = window;
-  o.sizes.memory_bytes = planned_bytes(&of_batch, o.gpu_bytes);
-  assert_int_equal(plan_limits(&c, &o).batch, batch);
-  o.sizes.memory_bytes--;
-  assert_int_equal(plan_limits(&c, &o).batch, batch - 1);
-  o.sizes.memory_bytes = planned_bytes(&of_window, o.gpu_bytes);
-  assert_int_equal(plan_limits(&c, &o).window, window);
-  o.sizes.memory_bytes--;
-  const int64_t below = plan_limits(&c, &o).window;
+  h.memory_bytes = planned_bytes(&of_batch, card);
+  assert_int_equal(plan_limits(&c, &h).batch, batch);
+  h.memory_bytes--;
+  assert_int_equal(plan_limits(&c, &h).batch, batch - 1);
+  h.memory_bytes = planned_bytes(&of_window, card);
+  assert_int_equal(plan_limits(&c, &h).window, window);
+  h.memory_bytes--;
+  const int64_t below = plan_limits(&c, &h).window;
   assert_true(below < window && below > window * 9 / 10);
-  o.sizes.memory_bytes = 1 << 20;
-  assert_true(plan_limits(&c, &o).window == 0 && plan_limits(&c, &o).batch == 0);
+  h.memory_bytes = 1 << 20;
+  assert_true(plan_limits(&c, &h).window == 0 && plan_limits(&c, &h).batch == 0);
 }
 
 TEST(the_largest_runs_are_those_that_just_fit) {
@@ -88,10 +93,10 @@ TEST(eight_billion_parameters_fit_141_gb) {
     char *overrides[] = {(char *)precisions[i]};
     if (config_load(&c, "configs/llama-3.1-8b.json", 1, overrides, &err) != 0)
       fail_msg("%s", err.text);
-    Outlook o = {.gpu = true, .gpu_bytes = (size_t)139 << 30};
-    o.sizes.memory_bytes = o.gpu_bytes;
-    const PlanLimits limits = plan_limits(&c, &o);
-    const double gib = (double)planned_bytes(&c, o.gpu_bytes) / (1 << 30);
+    const size_t card = (size_t)139 << 30;
+    const Hardware h = card_of(card);
+    const PlanLimits limits = plan_limits(&c, &h);
+    const double gib = (double)planned_bytes(&c, card) / (1 << 30);
     print_message("# %s: %.1f GiB of 139; at most a window of %lld, or a batch of %lld\n",
                   precisions[i], gib, (long long)limits.window, (long long)limits.batch);
     assert_true(gib < 136);
@@ -103,8 +108,7 @@ TEST(eight_billion_parameters_fit_141_gb) {
 
 typedef struct Planned {
   Config config;
-  RunShape shape;
-  Backend sizes;
+  Spec spec;
   MemoryPlan plan;
 } Planned;
 
@@ -112,11 +116,9 @@ static Planned plan_of(const char *path, int count, char *const *overrides) {
   Error err = {""};
   Planned p;
   if (config_load(&p.config, path, count, overrides, &err) != 0) fail_msg("%s", err.text);
-  p.shape = run_shape(&p.config);
-  if (p.shape.loss_chunks == 0)
-    p.shape.loss_chunks = choose_loss_chunks(&p.config, p.shape, (size_t)80 << 30);
-  p.sizes = backend_outline(&p.config, &p.shape, true);
-  memory_plan(&p.plan, &p.config.model, &p.shape, &p.sizes);
+  const Hardware card = card_of((size_t)80 << 30);
+  p.spec = spec_resolve(&p.config, run_spec(&p.config), &card);
+  memory_plan(&p.plan, &p.config.model, &p.spec);
   return p;
 }
 
@@ -210,30 +212,41 @@ static void check_launches(const char *path, int count, const Launched *expected
 
 // A 1B model, 8 x 4096 tokens, documents of 500 on average and 4096 at most.
 TEST(deterministic_documents_need_no_more_than_whole_windows) {
-  OpsConfig c = {
-      .D = 2048, .F = 8192, .H = 32, .KV = 8, .d = 64, .V = 128256, .max_tokens = 8 * 4096};
-  GpuOptions o = {.train = true, .batch = 8, .seq = 4096, .loss_tokens = 4096};
-  const size_t plain = backend_gpu_outline(&c, &o).workspace_bytes;
-  o.deterministic = true;
-  const size_t windows = backend_gpu_outline(&c, &o).workspace_bytes;
+  Spec c = {.D = 2048,
+            .F = 8192,
+            .H = 32,
+            .KV = 8,
+            .d = 64,
+            .V = 128256,
+            .max_tokens = 8 * 4096,
+            .train = true,
+            .batch = 8,
+            .seq = 4096,
+            .loss_chunks = 8};
+  spec_estimate_gpu(&c);
+  const size_t plain = c.workspace_bytes;
+  c.deterministic = true;
+  spec_estimate_gpu(&c);
+  const size_t windows = c.workspace_bytes;
   assert_int_equal(windows - plain, (size_t)8 * 32 * 4096 * 4096 * 2);
   c.usual_documents = 85;
   c.longest_document = 4000;
-  DocumentCalls calls = document_calls(&c, &o);
+  DocumentCalls calls = document_calls(&c);
   assert_true(calls.per_call == 8 && calls.longest == 4096 && calls.usual == 11);
-  assert_int_equal(backend_gpu_outline(&c, &o).workspace_bytes, windows);
+  spec_estimate_gpu(&c);
+  assert_int_equal(c.workspace_bytes, windows);
   c.longest_document = 1000; // of many, fewer than there are usually
-  calls = document_calls(&c, &o);
+  calls = document_calls(&c);
   assert_true(calls.per_call == 32 && calls.longest == 1024 && calls.usual == 3);
   c.longest_document = 40000; // longer than a batch never happens, but one place there is
-  assert_int_equal(document_calls(&c, &o).per_call, 1);
-  o.deterministic = false;
-  calls = document_calls(&c, &o);
+  assert_int_equal(document_calls(&c).per_call, 1);
+  c.deterministic = false;
+  calls = document_calls(&c);
   assert_true(calls.per_call == 85 && calls.usual == 1);
   c.d = 72; // which needs the deterministic form
-  assert_int_equal(document_calls(&c, &o).per_call, 1);
-  o.train = false;
-  assert_int_equal(document_calls(&c, &o).per_call, 85);
+  assert_int_equal(document_calls(&c).per_call, 1);
+  c.train = false;
+  assert_int_equal(document_calls(&c).per_call, 85);
 }
 
 // Tiles of 64 columns leave more parts of row statistics than those of 128.
@@ -241,15 +254,15 @@ TEST(a_plan_knows_how_narrow_the_gpus_tiles_are) {
   size_t planned[3];
   for (int i = 0; i < 3; i++) {
     Config c;
-    Outlook o;
+    Hardware h;
     MemoryPlan plan;
     char *overrides[] = {"train.loss_chunks=4",
                          i == 2 ? "backend.mainloop=mma_sync" : "backend.mainloop=auto"};
     if (config_load(&c, "configs/llama-3.2-1b.json", 2, overrides, &err)) fail_msg("%s", err.text);
-    RunShape shape = run_shape(&c);
     of_the_card = i == 1 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
-    if (backend_outlook(&o, &c, &shape, &err)) fail_msg("%s", err.text);
-    memory_plan(&plan, &c.model, &shape, &o.sizes);
+    if (hardware_find(&h, &c, &err)) fail_msg("%s", err.text);
+    const Spec spec = spec_resolve(&c, run_spec(&c), &h);
+    memory_plan(&plan, &c.model, &spec);
     planned[i] = plan.total_bytes;
   }
   of_the_card = MAINLOOP_WGMMA;
@@ -275,12 +288,13 @@ TEST(only_a_gpu_that_trains_offloads) {
   char *overrides[] = {"backend.offload=masters"};
   const Planned p = plan_of("configs/llama-15m.json", 1, overrides);
   MemoryPlan plan;
-  RunShape writes = {.batch = 1, .seq = 64, .loss_chunks = 1};
-  Backend sizes = backend_outline(&p.config, &p.shape, false);
-  memory_plan(&plan, &p.config.model, &p.shape, &sizes);
+  const Spec writes = {.batch = 1, .seq = 64, .loss_chunks = 1};
+  const Hardware cpu = {.gpu = false}, gpu = card_of((size_t)80 << 30);
+  Spec spec = spec_resolve(&p.config, run_spec(&p.config), &cpu);
+  memory_plan(&plan, &p.config.model, &spec);
   assert_int_equal(plan.host_bytes, 0);
-  sizes = backend_outline(&p.config, &writes, true);
-  memory_plan(&plan, &p.config.model, &writes, &sizes);
+  spec = spec_resolve(&p.config, writes, &gpu);
+  memory_plan(&plan, &p.config.model, &spec);
   assert_int_equal(plan.host_bytes, 0);
 }
 
@@ -315,24 +329,24 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
   const int all_but = param_index(model, PARAM_FINAL_NORM, -1),
             end = layers == 1 ? param_index(model, PARAM_ATTN_NORM, 1) : all_but;
   ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
-  p.sizes.offload = offload;
-  p.sizes.offload_layers = layers;
-  const ParamBytes bytes = params_layout(list, model, &p.shape, &p.sizes, NULL, NULL, NULL),
-                   grads = grads_layout(list, model, &p.shape, &p.sizes, NULL, NULL, NULL);
+  p.spec.offload = offload;
+  p.spec.offload_layers = layers;
+  const ParamBytes bytes = params_layout(list, model, &p.spec, NULL, NULL, NULL),
+                   grads = grads_layout(list, model, &p.spec, NULL, NULL, NULL);
   const Block device = block_of(bytes.device), host = block_of(bytes.host),
               gradients = block_of(grads.device), host_gradients = block_of(grads.host);
-  params_layout(list, model, &p.shape, &p.sizes, device.bytes, host.bytes, NULL);
-  grads_layout(list, model, &p.shape, &p.sizes, gradients.bytes, host_gradients.bytes, NULL);
+  params_layout(list, model, &p.spec, device.bytes, host.bytes, NULL);
+  grads_layout(list, model, &p.spec, gradients.bytes, host_gradients.bytes, NULL);
   for (int i = 0; i < params_count(model); i++) {
     const ParamTensor *t = &list[i];
-    const size_t n = (size_t)(t->rows * t->cols), grad_bytes = n * p.sizes.grad_bytes;
+    const size_t n = (size_t)(t->rows * t->cols), of_gradient = n * grad_bytes(&p.spec);
     const bool in_layers = !t->vector && i > 0 && i < end,
                there = in_layers || (!t->vector && !layers);
     assert_int_equal(t->offloaded, !there                         ? OFFLOAD_NONE
                                    : in_layers                    ? offload
                                    : offload == OFFLOAD_GRADIENTS ? OFFLOAD_MASTERS
                                                                   : offload);
-    claim(t->master, n * master_bytes_of(&p.sizes, t),
+    claim(t->master, n * master_bytes(&p.spec, t),
           there && offload >= OFFLOAD_MASTERS ? host : device);
     claim(t->m, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);
     if (t->part_count > 0)
@@ -340,8 +354,8 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
     else
       claim(t->v, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);
     const Block of_grads = in_layers && offload >= OFFLOAD_GRADIENTS ? host_gradients : gradients;
-    if (t->grad) claim(t->grad, grad_bytes, of_grads);
-    if (t->grad_folded) claim(t->grad_folded, grad_bytes, of_grads);
+    if (t->grad) claim(t->grad, of_gradient, of_grads);
+    if (t->grad_folded) claim(t->grad_folded, of_gradient, of_grads);
     if (t->compute.data) assert_true(inside(t->compute.data, 2 * n, device.bytes, device.count));
     if (t->folded.data) assert_true(inside(t->folded.data, 2 * n, device.bytes, device.count));
   }
@@ -372,9 +386,9 @@ static void check_advice(const char *path, Room room, int count, char *const *ov
                          const char *expected) {
   Error err = {""};
   Planned p = plan_of(path, count, overrides);
-  p.sizes.memory_bytes = room.device << 30;
-  p.sizes.host_bytes = room.host << 30;
-  plan_advise(&p.config, &p.shape, &p.sizes, &err);
+  p.spec.memory_bytes = room.device << 30;
+  p.spec.host_bytes = room.host << 30;
+  plan_advise(&p.config, &p.spec, &err);
   print_message("# %zu and %zu GiB%s\n", room.device, room.host, err.text);
   assert_string_equal(err.text, expected);
 }
@@ -410,11 +424,11 @@ TEST(a_run_that_does_not_fit_is_told_what_would) {
 TEST(a_host_without_the_memory_is_said_in_one_sentence) {
   char *overrides[] = {"backend.offload=moments"};
   Planned p = plan_of("configs/llama-3.1-8b.json", 1, overrides);
-  p.sizes.host_bytes = p.plan.host_needed;
+  p.spec.host_bytes = p.plan.host_needed;
   assert_int_equal(p.plan.host_needed, p.plan.host_bytes + (size_t)128256 * 4096 * sizeof(float));
-  assert_int_equal(memory_check_host(&p.plan, &p.sizes, &err), 0);
-  p.sizes.host_bytes--;
-  assert_int_equal(memory_check_host(&p.plan, &p.sizes, &err), -1);
+  assert_int_equal(memory_check_host(&p.plan, &p.spec, &err), 0);
+  p.spec.host_bytes--;
+  assert_int_equal(memory_check_host(&p.plan, &p.spec, &err), -1);
   assert_string_equal(err.text, "not enough memory on the host: backend.offload needs 31.87 GiB "
                                 "there, and 31.87 GiB are free");
 }
@@ -423,12 +437,13 @@ TEST(a_host_without_the_memory_is_said_in_one_sentence) {
 TEST(the_host_is_asked_before_a_gpu_is_opened) {
   char *overrides[] = {"backend.offload=masters", "model.num_hidden_layers=4000"};
   Planned p = plan_of("configs/70b-width.json", 2, overrides);
-  assert_int_equal(plan_check(&p.config, &p.shape, &err), -1);
+  assert_int_equal(plan_check(&p.config, &p.spec, &err), -1);
   assert_non_null(strstr(err.text, "not enough memory on the host: backend.offload needs "));
   assert_non_null(strstr(err.text, "; not even one sequence would fit"));
   assert_null(strchr(err.text, '\n'));
   p = plan_of("configs/llama-15m.json", 1, overrides);
-  assert_int_equal(plan_check(&p.config, &p.shape, &err), 0);
+  p.spec.host_bytes = memory_available();
+  assert_int_equal(plan_check(&p.config, &p.spec, &err), 0);
   p = plan_of("configs/70b-width.json", 0, NULL);
-  assert_int_equal(plan_check(&p.config, &p.shape, &err), 0);
+  assert_int_equal(plan_check(&p.config, &p.spec, &err), 0);
 }

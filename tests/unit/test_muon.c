@@ -155,15 +155,15 @@ enum { ROWS = 8, COLS = 24, PARTS = 3 };
 
 // The update of q, k and v of one tensor, whose gradients are `sizes` large: what moved.
 static void moved_parts(const double *sizes, bool *moved) {
-  const OpsConfig config = {.D = 8,
-                            .F = 8,
-                            .H = 1,
-                            .KV = 1,
-                            .d = 8,
-                            .V = 8,
-                            .max_tokens = 8,
-                            .max_positions = 8,
-                            .threads = 1};
+  const Spec config = {.D = 8,
+                       .F = 8,
+                       .H = 1,
+                       .KV = 1,
+                       .d = 8,
+                       .V = 8,
+                       .max_tokens = 8,
+                       .max_positions = 8,
+                       .threads = 1};
   const AdamW hyper = {.learning_rate = 0.1, .momentum = 0.95, .gradient_scale = 1};
   Backend *be = backend_cpu_create(&config);
   real W[PARTS * ROWS * COLS] = {0}, m[PARTS * ROWS * COLS] = {0}, grad[PARTS * ROWS * COLS];
@@ -214,13 +214,14 @@ static void train_on_documents(int rows, double *moved) {
                              .rms_norm_eps = 1e-5,
                              .rope_theta = 10000,
                              .initializer_range = 0.1};
-  const RunShape shape = {.batch = B,
-                          .seq = T,
-                          .loss_chunks = 1,
-                          .train = true,
-                          .muon = true,
-                          .usual_documents = M,
-                          .longest_document = T};
+  const Spec asked = {.batch = B,
+                      .seq = T,
+                      .loss_chunks = 1,
+                      .train = true,
+                      .muon = true,
+                      .usual_documents = M,
+                      .longest_document = T,
+                      .threads = 1};
   const AdamW hyper = {.learning_rate = 1e-3,
                        .beta1 = 0.9,
                        .beta2 = 0.95,
@@ -228,11 +229,11 @@ static void train_on_documents(int rows, double *moved) {
                        .momentum = 0.95,
                        .clip_norm = 1,
                        .gradient_scale = 1};
-  const OpsConfig ops = llama_ops_config(&model, &shape, T, 1);
-  Backend *be = backend_cpu_create(&ops);
+  const Spec spec = model_spec(&model, asked);
+  Backend *be = backend_cpu_create(&spec);
   Llama llama;
   Error err;
-  if (llama_create(&llama, &model, &shape, be, &err) != 0) fail_msg("%s", err.text);
+  if (llama_create(&llama, &model, be, &err) != 0) fail_msg("%s", err.text);
   llama_init_weights(&llama, 3);
   const ParamTensor *t = llama.layers[0].qkv;
   const size_t bytes = (size_t)(t->rows * t->cols) * sizeof(real);

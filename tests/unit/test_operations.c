@@ -22,31 +22,32 @@ static const ModelConfig config = {.hidden_size = D,
 typedef struct Model {
   Backend *be;
   Llama llama;
-  OpsConfig ops;
-  OperationSizes sizes;
 } Model;
 
 static void open_model(Model *m, bool muon, Recompute recompute, MasterType masters) {
-  const RunShape shape = {
-      .batch = B, .seq = T, .loss_chunks = 2, .train = true, .muon = muon, .recompute = recompute};
+  const Spec asked = {.batch = B,
+                      .seq = T,
+                      .loss_chunks = 2,
+                      .train = true,
+                      .muon = muon,
+                      .recompute = recompute,
+                      .masters = masters,
+                      .threads = 1};
+  const Spec spec = model_spec(&config, asked);
   int32_t tokens[M], targets[M];
   Error err;
-  m->ops = llama_ops_config(&config, &shape, T, 1);
-  m->ops.masters = masters;
-  m->be = backend_cpu_create(&m->ops);
-  if (llama_create(&m->llama, &config, &shape, m->be, &err) != 0) fail_msg("%s", err.text);
+  m->be = backend_cpu_create(&spec);
+  if (llama_create(&m->llama, &config, m->be, &err) != 0) fail_msg("%s", err.text);
   llama_init_weights(&m->llama, 5);
   for (int i = 0; i < M; i++) {
     tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % V);
     targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % V);
   }
   llama_load_batch(&m->llama, &(Batch){.tokens = tokens, .targets = targets});
-  m->sizes = (OperationSizes){.be = m->be,
-                              .ops = &m->ops,
-                              .T = T,
-                              .rows = llama_sizes(&m->llama).head_rows,
-                              .list = m->llama.tensors,
-                              .count = m->llama.param_count};
+}
+
+static OperationWork work(const Model *m, Operation operation) {
+  return operation_work(&m->llama.spec, m->llama.tensors, m->llama.param_count, operation);
 }
 
 static void close_model(Model *m) {
@@ -81,19 +82,18 @@ TEST(gemms_are_those_of_the_model) {
   int gemms = 0;
   open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const OperationWork w = operation_work(&m.sizes, rows[i].operation);
+    const OperationWork w = work(&m, rows[i].operation);
     if (w.kind != CLASS_GEMM || w.form != rows[i].form || w.M != rows[i].M || w.N != rows[i].N ||
         w.K != rows[i].K || w.flops != 2.0 * (double)(w.M * w.N * w.K))
       fail_msg("%s: form %d, %d x %d x %d", operation_name(rows[i].operation), w.form, (int)w.M,
                (int)w.N, (int)w.K);
   }
-  for (Operation i = 0; i < OPERATION_COUNT; i++)
-    gemms += operation_work(&m.sizes, i).kind == CLASS_GEMM;
+  for (Operation i = 0; i < OPERATION_COUNT; i++) gemms += work(&m, i).kind == CLASS_GEMM;
   assert_int_equal(gemms, sizeof rows / sizeof *rows);
-  assert_int_equal(operation_work(&m.sizes, OP_head_loss).ldd, padded_vocab(&m.ops));
-  assert_int_equal(operation_work(&m.sizes, OP_lm_head_wgrad).lda, padded_vocab(&m.ops));
-  assert_int_equal(operation_work(&m.sizes, OP_lm_head_dgrad).lda, padded_vocab(&m.ops));
-  assert_true(operation_work(&m.sizes, OP_out).adds && operation_work(&m.sizes, OP_down).adds);
+  assert_int_equal(work(&m, OP_head_loss).ldd, padded_vocab(&m.be->spec));
+  assert_int_equal(work(&m, OP_lm_head_wgrad).lda, padded_vocab(&m.be->spec));
+  assert_int_equal(work(&m, OP_lm_head_dgrad).lda, padded_vocab(&m.be->spec));
+  assert_true(work(&m, OP_out).adds && work(&m, OP_down).adds);
   close_model(&m);
 }
 
@@ -122,7 +122,7 @@ TEST(bytes_are_those_of_the_arrays) {
       {OP_grads_finish, (all + folded) * e, 0},
   };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const OperationWork w = operation_work(&m.sizes, rows[i].operation);
+    const OperationWork w = work(&m, rows[i].operation);
     if (w.bytes != rows[i].bytes || w.floor_bytes != rows[i].floor)
       fail_msg("%s: %g %g", operation_name(rows[i].operation), w.bytes, w.floor_bytes);
   }
@@ -130,7 +130,7 @@ TEST(bytes_are_those_of_the_arrays) {
 
   // Of bf16 masters the folded copies alone are written besides.
   open_model(&m, false, RECOMPUTE_NONE, MASTERS_BF16);
-  assert_true(operation_work(&m.sizes, OP_adamw).bytes == (7 * all + folded) * e);
+  assert_true(work(&m, OP_adamw).bytes == (7 * all + folded) * e);
   close_model(&m);
 }
 
@@ -142,9 +142,8 @@ TEST(muons_bytes_and_flops_are_those_of_its_rule) {
   Model adamw, muon;
   open_model(&adamw, false, RECOMPUTE_NONE, MASTERS_FP32);
   open_model(&muon, true, RECOMPUTE_NONE, MASTERS_FP32);
-  const OperationWork a = operation_work(&adamw.sizes, OP_adamw),
-                      m = operation_work(&muon.sizes, OP_muon),
-                      rest = operation_work(&muon.sizes, OP_adamw);
+  const OperationWork a = work(&adamw, OP_adamw), m = work(&muon, OP_muon),
+                      rest = work(&muon, OP_adamw);
   assert_true(a.flops == 0 && rest.flops == 0);
   assert_true(m.bytes == (1 + 2 + 1) * parts);
   assert_true(a.bytes - rest.bytes == (1 + 4 - 1) * parts);
@@ -177,7 +176,7 @@ TEST(flops_and_calls_are_those_of_a_step) {
   double flops = 0, attention = 0;
   for (int i = 0; i < count; i++) {
     if (marks[i].what < 0) continue;
-    const OperationWork w = operation_work(&m.sizes, (Operation)marks[i].what);
+    const OperationWork w = work(&m, (Operation)marks[i].what);
     *(w.kind == CLASS_ATTENTION ? &attention : &flops) += w.flops;
   }
   // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.

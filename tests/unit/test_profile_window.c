@@ -87,6 +87,10 @@ TEST(a_window_beyond_the_run_is_refused) {
                "is 13, but it must be at most train.steps, which is 12");
 }
 
+static bool run_graphs(const Config *config) {
+  return spec_again(config, run_spec(config)).graphs;
+}
+
 TEST_WITH(steps_are_not_recorded_beside_a_window, make_tokens_folder, remove_folder) {
   Config config = tiny_training_config(*state, STEPS, "");
   assert_true(run_graphs(&config));

@@ -175,7 +175,8 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
   const Config config = config_of_any_bytes();
   const MemoryPlan plan = {
       .count = 2, .total_bytes = 42, .items = {{"x", "[M, D]", 40}, {"logits", "[M, V]", 2}}};
-  const Backend be = {.name = "cpu", .description = "d\xc3", .costs = "c", .memory_bytes = 1000};
+  const Backend be = {
+      .name = "cpu", .description = "d\xc3", .costs = "c", .spec = {.memory_bytes = 1000}};
   const Loader train = {.epoch.tokens = 640, .file_count = 2}, val = {.epoch.tokens = 64};
   StartFacts facts = {.step = 3,
                       .config = &config,

@@ -81,7 +81,7 @@ static Head head_of(SmallModel *s, const int32_t *targets) {
   if (g.p.by_row) head.by_row = xcalloc(M * STRIDE, sizeof(float));
   if (g.p.by_row) head.by_col = xcalloc(M * STRIDE, sizeof(float));
   be->services.step_begin(be);
-  for (int64_t c = 0, row = 0; c < s->llama.shape.loss_chunks; c++) {
+  for (int64_t c = 0, row = 0; c < s->llama.spec.loss_chunks; c++) {
     const HeadChunk h = head_chunk(&s->llama, c);
     fill_nan(acts->logits, h.M * STRIDE);
     fill_nan(g.p.by_row, h.M * STRIDE);
@@ -136,7 +136,7 @@ static void check_head(SmallModel *s, const char *name) {
     }
     const double error = fabs(loss[0] + loss[1] - all.loss) / all.loss;
     printf("# %s, %d chunks, kind %d: losses %.6f + %.6f, error %.1e, bound 1e-12\n", name,
-           (int)s->llama.shape.loss_chunks, (int)left, loss[0], loss[1], error);
+           (int)s->llama.spec.loss_chunks, (int)left, loss[0], loss[1], error);
     assert_true(error < 1e-12); // observed: at most 3e-15
     if (left == ALL_ROWS) assert_true(loss[0] == 0);
   }

@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "data/safetensors.h"
 #include "kernels/formats.h"
-#include "kernels/gpu_backends.h"
+#include "model/spec.h"
 #include "tests/support/gradient.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
@@ -44,7 +44,7 @@ static void gradients(TinyRun *run, uint64_t seed, double scale) {
 
 static StepResult update(TinyRun *run, const AdamW *hyper) {
   run->be->services.set_hyper(run->be, hyper);
-  if (run->llama.shape.muon) run->be->muon(run->be, run->llama.tensors, run->llama.param_count);
+  if (run->llama.spec.muon) run->be->muon(run->be, run->llama.tensors, run->llama.param_count);
   run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
   run->be->services.step_end(run->be);
   return run->be->services.step_result(run->be);
@@ -487,14 +487,13 @@ TEST(the_plan_of_bf16_masters_has_their_bytes) {
                              .vocab_size = 1024};
   enum { D = 256, NORMS = 5 * D, ALL = 2 * 1024 * D + 2 * (512 * D + D * D + 3 * 512 * D) };
   enum { UNFOLDED = 1024 * D + 2 * (D * D + 512 * D) };
-  const RunShape shape = {.batch = 1, .seq = 8, .loss_chunks = 1, .train = true};
-  OpsConfig ops = llama_ops_config(&model, &shape, 8, 1);
+  Spec spec = model_spec(&model, (Spec){.batch = 1, .seq = 8, .loss_chunks = 1, .train = true});
   size_t bytes[2];
-  for (ops.masters = MASTERS_FP32; ops.masters <= MASTERS_BF16; ops.masters++) {
-    const Backend gpu = backend_gpu_outline(&ops, &(GpuOptions){.train = true});
+  for (spec.masters = MASTERS_FP32; spec.masters <= MASTERS_BF16; spec.masters++) {
     MemoryPlan plan;
-    memory_plan(&plan, &model, &shape, &gpu);
-    bytes[ops.masters] = plan.params_bytes;
+    spec_estimate_gpu(&spec);
+    memory_plan(&plan, &model, &spec);
+    bytes[spec.masters] = plan.params_bytes;
   }
   assert_int_equal(bytes[MASTERS_FP32], 14 * (ALL + NORMS) - 2 * NORMS);
   assert_int_equal(bytes[MASTERS_FP32] - bytes[MASTERS_BF16], 2 * ALL + 2 * UNFOLDED);
@@ -556,29 +555,31 @@ TEST(packed_rows_are_a_permutation) {
 TEST(the_memory_plan_books_every_byte) {
   TinyRun run;
   tiny_run_open(&run, "");
-  const RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 2, .train = true};
+  Spec spec = run.be->spec;
+  spec.batch = 3;
+  spec.loss_chunks = 2;
   MemoryPlan plan;
-  memory_plan(&plan, &run.llama.config, &shape, run.be);
+  memory_plan(&plan, &run.llama.config, &spec);
   size_t sum = 0;
   for (int i = 0; i < plan.count; i++) sum += plan.items[i].bytes;
   assert_int_equal(sum, plan.total_bytes);
   assert_int_equal(plan.total_bytes,
                    plan.params_bytes + plan.grads_bytes + plan.acts_bytes + plan.workspace_bytes);
   // Each of the three blocks is rounded up.
-  Backend coarse = *run.be;
+  Spec coarse = spec;
   coarse.granule = 4096;
   MemoryPlan rounded_up;
-  memory_plan(&rounded_up, &run.llama.config, &shape, &coarse);
+  memory_plan(&rounded_up, &run.llama.config, &coarse);
   const size_t blocks[] = {plan.params_bytes, plan.grads_bytes, plan.acts_bytes};
   size_t expected = plan.workspace_bytes;
   for (int i = 0; i < 3; i++) expected += (blocks[i] + 4095) / 4096 * 4096;
   assert_int_equal(rounded_up.total_bytes, expected);
   assert_true(rounded_up.total_bytes > plan.total_bytes);
 
-  RunShape twice = shape;
+  Spec twice = spec;
   twice.batch = 6;
   MemoryPlan larger;
-  memory_plan(&larger, &run.llama.config, &twice, run.be);
+  memory_plan(&larger, &run.llama.config, &twice);
   assert_int_equal(larger.params_bytes, plan.params_bytes);
   assert_true(larger.acts_bytes > plan.acts_bytes);
   tiny_run_close(&run);
@@ -596,8 +597,8 @@ TEST(muon_takes_no_memory_for_second_moments_of_layers_matrices) {
   MemoryPlan adamw_plan, muon_plan;
   tiny_run_open(&adamw_run, kinds[0]);
   tiny_run_open(&muon_run, kinds[1]);
-  memory_plan(&adamw_plan, &adamw_run.llama.config, &adamw_run.llama.shape, adamw_run.be);
-  memory_plan(&muon_plan, &muon_run.llama.config, &muon_run.llama.shape, muon_run.be);
+  memory_plan(&adamw_plan, &adamw_run.llama.config, &adamw_run.llama.spec);
+  memory_plan(&muon_plan, &muon_run.llama.config, &muon_run.llama.spec);
   assert_int_equal(adamw_plan.params_bytes - muon_plan.params_bytes, saved);
   assert_int_equal(muon_plan.workspace_bytes - adamw_plan.workspace_bytes, scratch * sizeof(float));
   assert_true(muon_plan.total_bytes < adamw_plan.total_bytes);
@@ -619,13 +620,10 @@ static float *state_with(Recompute recompute, int64_t layers, size_t *bytes) {
   tiny_run_open(&run, "");
   llama_destroy(&run.llama);
   run.config.model.num_hidden_layers = RECOMPUTING_LAYERS;
-  const RunShape shape = {.batch = 1,
-                          .seq = TOKENS,
-                          .loss_chunks = 1,
-                          .recompute = recompute,
-                          .recompute_layers = layers,
-                          .train = true};
-  must(llama_create(&run.llama, &run.config.model, &shape, run.be, &err), &err);
+  run.be->spec.L = RECOMPUTING_LAYERS;
+  run.be->spec.recompute = recompute;
+  run.be->spec.recompute_layers = layers;
+  must(llama_create(&run.llama, &run.config.model, run.be, &err), &err);
   llama_init_weights(&run.llama, 7);
   for (uint64_t i = 0; i < 3; i++) {
     run.be->services.step_begin(run.be);
@@ -661,20 +659,22 @@ TEST(saving_memory_saves_what_the_plan_says) {
   tiny_run_open(&run, "");
   ModelConfig model = run.llama.config;
   model.num_hidden_layers = 5;
-  RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 1, .train = true};
+  Spec spec = run.be->spec;
+  spec.L = 5;
+  spec.batch = 3;
   MemoryPlan none, mlp, some, one, layer, chunked;
-  memory_plan(&none, &model, &shape, run.be);
-  shape.recompute = RECOMPUTE_MLP;
-  memory_plan(&mlp, &model, &shape, run.be);
-  shape.recompute_layers = 3;
-  memory_plan(&some, &model, &shape, run.be);
-  shape.recompute_layers = 1;
-  memory_plan(&one, &model, &shape, run.be);
-  shape.recompute_layers = 0;
-  shape.recompute = RECOMPUTE_LAYER;
-  memory_plan(&layer, &model, &shape, run.be);
-  shape.loss_chunks = 4;
-  memory_plan(&chunked, &model, &shape, run.be);
+  memory_plan(&none, &model, &spec);
+  spec.recompute = RECOMPUTE_MLP;
+  memory_plan(&mlp, &model, &spec);
+  spec.recompute_layers = 3;
+  memory_plan(&some, &model, &spec);
+  spec.recompute_layers = 1;
+  memory_plan(&one, &model, &spec);
+  spec.recompute_layers = 0;
+  spec.recompute = RECOMPUTE_LAYER;
+  memory_plan(&layer, &model, &spec);
+  spec.loss_chunks = 4;
+  memory_plan(&chunked, &model, &spec);
   const size_t M = 24, F = 20, D = 16, R = 32, H = 4, Hd = 16, V = 11, element = sizeof(float),
                round = 256;
   const size_t saved_mlp = none.total_bytes - mlp.total_bytes,

@@ -130,7 +130,7 @@ static void write_checkpoint(void **state) {
   char *json = xasprintf("{\"model\": \"%s/config.json\", \"data\": {\"train\": \"unused.bin\"}, "
                          "\"train\": {\"steps\": %d, \"sequence_length\": %lld}, "
                          "\"output\": {\"dir\": \"unused\"}}",
-                         rig.folder, FIXTURE_STEPS, (long long)rig.llama.shape.seq);
+                         rig.folder, FIXTURE_STEPS, (long long)rig.llama.spec.seq);
   must(config_parse(&config, "config of the test", json, 0, NULL, &err), &err);
   free(json);
 

@@ -220,7 +220,7 @@ TEST(validation_adds_no_documents_and_its_whole_windows_are_planned) {
     snprintf(config.data.val, sizeof config.data.val, "%s", val.text);
     Run run;
     tiny_training_open(&run, &config);
-    const RunShape *shape = &run.llama.shape;
+    const Spec *shape = &run.llama.spec;
     assert_int_equal(shape->usual_documents > 0, train);
     if (train) assert_int_equal(shape->whole_windows, !validation);
     assert_int_equal(run.val_data->apart, validation);

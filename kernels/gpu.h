@@ -1,0 +1,58 @@
+// The GPU as the rest of the program sees it. Where the build has no CUDA, kernels/no_cuda.c stands
+// in for these functions and says so.
+#pragma once
+#include "base/error.h"
+#include "kernels/spec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Gpu {
+  int device;
+  char name[256];   // "NVIDIA H200"
+  char choice[512]; // where there are several GPUs: "first of 2 GPUs, then NVIDIA T400 (...)"
+  int major, minor; // compute capability
+  // The compute capability that its kernels were compiled for, 80 = 8.0: lower than the GPU's own
+  // where the driver compiles PTX.
+  int compiled_for;
+  Mainloop mainloop; // what MAINLOOP_AUTO is on it
+  int sm_count;
+  // A run derives its plan from memory_bytes, so that the plan is the same when the run is resumed;
+  // the plan fits if it fits into free_bytes.
+  size_t memory_bytes; // of the card, within memory_limit
+  size_t free_bytes;   // of these, when it was found
+  size_t used_before;  // and in use when it was opened: the context, other programs
+  size_t l2_bytes;
+  int driver, runtime; // CUDA versions, 13000 = 13.0
+  size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0
+  double peak_flops;   // dense bf16 FLOP/s, see gpu_peak_flops
+  // While it is open
+  struct CUstream_st *stream;   // a cudaStream_t: all work of a step runs on it, in order
+  struct cublasLtContext *blas; // a cublasLtHandle_t
+  void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
+  size_t workspace_bytes;
+} Gpu;
+
+// The GPU that a backend can use, with all that it needs: CUDA's first, which is the fastest,
+// unless CUDA_VISIBLE_DEVICES chooses. -1 and the missing part in err where there is none. Allocates
+// no memory on the GPU but the driver's own.
+int gpu_find(Gpu *gpu, Error *err);
+
+// cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
+// are not for compute capability 8 and 12. Nobody tried them.
+static inline bool gpu_attends_documents(const Gpu *gpu) {
+  return gpu->major == 9 || gpu->major == 10;
+}
+
+// The backend that spec->kernels asks for, on the GPU that gpu_find found; with KERNELS_AUTO the
+// unfused one where the fused kernels cannot run, and then its description says why. NULL and a
+// message on failure: an unsupported head size, no memory.
+Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err);
+
+// 0 if the fused kernels run on this GPU and with this model, else -1 and why not.
+int backend_fused_supported(const Spec *spec, const Gpu *gpu, Error *err);
+
+#ifdef __cplusplus
+}
+#endif
