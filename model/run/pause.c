@@ -36,15 +36,15 @@ static bool write_sample(Run *run) {
   SampleText sample = {0};
   TextGeneration generation = {
       .generator = run->generator,
-      .tokenizer = run->tokenizer,
+      .tokenizer = run->inputs.tokenizer,
       .options = {.temperature = 0.8, .top_p = 1, .seed = c->seed, .max_tokens = c->sample_tokens},
       .stop = run->stop,
       .show = append,
       .context = &sample};
-  sample_options_end(&generation.options, tokenizer_facts(run->tokenizer)->eos);
+  sample_options_end(&generation.options, tokenizer_facts(run->inputs.tokenizer)->eos);
   TokenIds ids = {0};
   range_push("sample");
-  if (prompt_ids(run->tokenizer, "", 0, &ids, &err) == 0 &&
+  if (prompt_ids(run->inputs.tokenizer, "", 0, &ids, &err) == 0 &&
       text_generate(&generation, "", 0, &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
            sample.text);
@@ -80,11 +80,12 @@ static Due due_at(const Run *run, int64_t step) {
 static bool step_due(const Run *run) {
   const int64_t step = run_steps_asked(run);
   const Due due = due_at(run, step);
-  return *run->stop || (step != run->paused_step && (due.validation || due.sample || due.save));
+  return *run->stop || (step != run->steps.paused && (due.validation || due.sample || due.save));
 }
 
 bool run_pause_due(const Run *run) {
-  return step_due(run) || run_folder_due(run) || (run->saves && background_ended(run->saves));
+  return step_due(run) || run_folder_due(run) ||
+         (run->saves.background && background_ended(run->saves.background));
 }
 
 bool run_done(const Run *run) {
@@ -136,7 +137,7 @@ int run_pause(Run *run, Error *err) {
   set_alarm(run);
   if (!step_due(run)) return 0;
   const Due due = due_at(run, step);
-  run->paused_step = step;
+  run->steps.paused = step;
   if (run_settle(run, err) != 0) return -1;
   const int validated = due.validation ? run_validate(run, err) : 1;
   const bool sampled = !due.sample || write_sample(run);

@@ -36,30 +36,20 @@ typedef struct LaterSteps {
   bool best; // `best` names one of them
 } LaterSteps;
 
-typedef struct Run {
-  Config config;
-  // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
-  // and tokens.
-  const volatile sig_atomic_t *stop;
-  double deadline_ms;   // now_ms() that train.max_minutes ends at
-  bool finished;        // found at its end: nothing but the lock, the data and `saved` is open
-  bool done;            // ended, by its last step or because it was asked to stop
-  const char *left_out; // work of the last step that a signal prevented; NULL: none
-
-  // Its data, model and backend
-  Loader *train_data;
-  Loader *val_data; // NULL: no validation
-  ValWindows val_windows;
+// What it learns from and is validated on.
+typedef struct Inputs {
+  Loader *train;
+  Loader *val; // NULL: no validation
+  ValWindows windows;
   bool val_counted;     // val_bytes is known: the first validation counts them
   int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
   Tokenizer *tokenizer; // NULL: none is known
-  Backend *be;
-  Llama llama;
-  Generator *generator; // NULL: no samples
-  Phases phases;        // of this process until its first step was booked
+  Batch *batches;       // [gradient_accumulation]: the step's
+} Inputs;
 
-  // Its start
-  Checkpoint start; // until it is loaded
+// What it starts from.
+typedef struct Start {
+  Checkpoint from; // until it is loaded; path "": random weights
   bool resumed;
   char *changes;      // keys that differ from the checkpoint's; NULL where there is none
   bool lr_changed;    // with them the schedule has another rate at this step
@@ -68,31 +58,53 @@ typedef struct Run {
   LaterSteps later;   // checkpoints in output.dir that the run will replace
   BackendText was_on; // the checkpoint's backend, where it is another; else empty
   const char *was;    // the checkpoint's precision; NULL where there is none
+} Start;
 
-  // Its steps
-  TrainState state;                 // after the last booked step
+// The steps of this process.
+typedef struct Steps {
   PendingStep pending[MAX_RESULTS]; // a ring
-  int64_t asked, booked;            // steps since the start of this process
-  Batch *batches;                   // [gradient_accumulation]: the step's
-  int64_t paused_step;              // that was validated, sampled and saved last; -1: none
-  int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
+  int64_t asked, booked;
+  int64_t paused;        // the step that was validated, sampled and saved last; -1: none
+  int64_t saturated_row; // FP8: in a row had values beyond a scale's reach
   bool profiling;        // the profilers' window is open
+} Steps;
 
-  // Its folder and its saves
+// Its folder and its saves.
+typedef struct Saves {
   RunLock lock;     // on output.dir, and the folder itself
   double looked_ms; // when run_check_folder last looked
+  Export export;    // the checkpoints' other files
+  SavesPlan plan;
+  BackgroundSave *background; // NULL: training waits for a save
+  double longest_ms;          // 0 before the first
+  int64_t step;               // of the newest checkpoint, -1: none yet
+  PathText path;              // its folder
+  Error remarks;              // about that save, which were printed
+  bool best_is_new;           // state.best_val_loss is not in that checkpoint
+  BestLoss best_saved;        // of the newest checkpoint
+  BestLoss best_saving;       // of the save under way
+} Saves;
+
+typedef struct Run {
+  Config config;
+  // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
+  // and tokens.
+  const volatile sig_atomic_t *stop;
+  double deadline_ms;   // now_ms() that train.max_minutes ends at
+  bool finished;        // found at its end: nothing but the lock, the data and `saves` is open
+  bool done;            // ended, by its last step or because it was asked to stop
+  const char *left_out; // work of the last step that a signal prevented; NULL: none
+  Phases phases;        // of this process until its first step was booked
+  Inputs inputs;
+  Start start;
+  Backend *be;
+  Llama llama;
+  Generator *generator; // NULL: no samples
+  TrainState state;     // after the last booked step
+  Steps steps;
+  double last_val_loss; // of this process; NAN: none
+  Saves saves;
   RunLog log;
-  Export export; // the checkpoints' other files
-  SavesPlan saves_plan;
-  BackgroundSave *saves; // NULL: training waits for a save
-  double save_ms;        // of the longest save; 0 before the first
-  int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
-  PathText saved;        // that checkpoint's folder
-  double last_val_loss;  // of this process; NAN: none
-  Error remarks;         // about that save, which were printed
-  bool best_is_new;      // state.best_val_loss is not in that checkpoint
-  BestLoss best_saved;   // of the newest checkpoint
-  BestLoss best_saving;  // of the save under way
 } Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
@@ -101,6 +113,12 @@ typedef struct Run {
 // prints nothing. On an error nothing stays open, and nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
+
+// For run_open: what the run starts from, checked against its configuration, data and tokenizer. The
+// folder's newest checkpoint that can be read, train.init_from, or random weights.
+int run_find_start(Run *run, Error *err);
+// For run_open: the start-up table, and the log's first record.
+void run_report_start(Run *run);
 
 // What a run prints at its end: the model, its last and its best validation, and the command that
 // generates text or resumes. path, overrides: its command line. The second is for a `finished` run.
@@ -135,7 +153,7 @@ int run_step_end(Run *run, Error *err);
 
 // Steps done when all launched ones are.
 static inline int64_t run_steps_asked(const Run *run) {
-  return run->state.step + (run->asked - run->booked);
+  return run->state.step + (run->steps.asked - run->steps.booked);
 }
 // Waits for all steps asked for and books them. Comes before validating, sampling and saving.
 int run_settle(Run *run, Error *err);
@@ -160,7 +178,7 @@ bool run_folder_due(const Run *run); // run_check_folder has not looked for a se
 // writes nothing any more, neither saves nor log lines, and -1 ends training: the message names the
 // last checkpoint.
 int run_check_folder(Run *run, bool now, Error *err);
-// Begins a save, or writes it at once where run->saves is NULL; the one before has ended. Nothing
+// Begins a save, or writes it at once where run->saves.background is NULL; the one before has ended. Nothing
 // where the step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
 // A run's last save: waits for all steps and for the save.

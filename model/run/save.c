@@ -19,8 +19,8 @@ SavesPlan saves_plan(const Config *config, const Spec *spec, size_t run_bytes) {
 
 void saves_open(Run *run) {
   Error err;
-  run->saves = background_open(&run->llama, run->config.output.save_optimizer, &err);
-  if (!run->saves) printf("saves      while training waits: %s\n", err.text);
+  run->saves.background = background_open(&run->llama, run->config.output.save_optimizer, &err);
+  if (!run->saves.background) printf("saves      while training waits: %s\n", err.text);
 }
 
 static BestLoss best_of(const TrainState *s) {
@@ -30,32 +30,32 @@ static BestLoss best_of(const TrainState *s) {
 // A best validation that was not saved is forgotten: the next one is compared with the saved one.
 static void book_failure(Run *run, int64_t step) {
   TrainState *s = &run->state;
-  run->best_is_new = true;
-  if (!run->config.train.keep_best || run->best_saving.step != step) return;
-  if (checkpoint_best(run->lock.path.text) == step) { // the failure came after it
-    run->best_saved = run->best_saving;
+  run->saves.best_is_new = true;
+  if (!run->config.train.keep_best || run->saves.best_saving.step != step) return;
+  if (checkpoint_best(run->saves.lock.path.text) == step) { // the failure came after it
+    run->saves.best_saved = run->saves.best_saving;
   } else if (s->best_val_step == step) {
-    s->best_val_loss = run->best_saved.loss;
-    s->best_val_step = run->best_saved.step;
+    s->best_val_loss = run->saves.best_saved.loss;
+    s->best_val_step = run->saves.best_saved.step;
   }
 }
 
 // Takes a save that has ended into the run.
 static int book(Run *run, const SaveResult *r, Error *err) {
   *err = r->error;
-  run_lock_name(&run->lock, err);
+  run_lock_name(&run->saves.lock, err);
   if (r->status != 0) {
     book_failure(run, r->step);
     return -1;
   }
-  if (err->text[0] != '\0' && strcmp(err->text, run->remarks.text) != 0)
+  if (err->text[0] != '\0' && strcmp(err->text, run->saves.remarks.text) != 0)
     fprintf(stderr, "train: %s\n", err->text);
-  run->remarks = *err;
-  run->saved_step = r->step;
-  run->best_saved = run->best_saving;
-  run->save_ms = fmax(run->save_ms, r->ms);
-  const PathText path = step_path(run->lock.given.text, r->step, "");
-  run->saved = path;
+  run->saves.remarks = *err;
+  run->saves.step = r->step;
+  run->saves.best_saved = run->saves.best_saving;
+  run->saves.longest_ms = fmax(run->saves.longest_ms, r->ms);
+  const PathText path = step_path(run->saves.lock.given.text, r->step, "");
+  run->saves.path = path;
   log_save(&run->log, r->step, path.text, r->ms, r->waited_ms);
   return 0;
 }
@@ -64,9 +64,9 @@ static SaveResult save_at_once(Run *run) {
   const StateSource source = state_source(&run->llama);
   const double from_ms = now_ms();
   SaveResult r = {.step = run->state.step};
-  run->best_saving = best_of(&run->state);
-  r.status = checkpoint_save(run->lock.path.text, &source, &run->config, &run->export, &run->state,
-                             &r.error);
+  run->saves.best_saving = best_of(&run->state);
+  r.status = checkpoint_save(run->saves.lock.path.text, &source, &run->config, &run->saves.export,
+                             &run->state, &r.error);
   r.ms = r.waited_ms = now_ms() - from_ms;
   return r;
 }
@@ -82,15 +82,16 @@ static void note_sources(Run *run) {
 int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   int status = 0;
-  const bool saved = run->saved_step == run->state.step && !run->best_is_new;
+  const bool saved = run->saves.step == run->state.step && !run->saves.best_is_new;
   if (saved || c->train.save_interval < 0) return 0;
-  run->best_is_new = false;
+  run->saves.best_is_new = false;
   note_sources(run);
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
-  if (run->saves) {
-    run->best_saving = best_of(&run->state);
-    background_begin(run->saves, run->lock.path.text, c, &run->export, &run->state);
+  if (run->saves.background) {
+    run->saves.best_saving = best_of(&run->state);
+    background_begin(run->saves.background, run->saves.lock.path.text, c, &run->saves.export,
+                     &run->state);
   } else {
     const SaveResult r = save_at_once(run);
     status = book(run, &r, err);
@@ -100,12 +101,12 @@ int run_save(Run *run, Error *err) {
 }
 
 void run_save_copied(Run *run) {
-  if (run->saves) background_copied(run->saves);
+  if (run->saves.background) background_copied(run->saves.background);
 }
 
 int run_save_end(Run *run, bool wait, Error *err) {
   SaveResult result;
-  if (!run->saves || !background_end(run->saves, wait, &result)) return 0;
+  if (!run->saves.background || !background_end(run->saves.background, wait, &result)) return 0;
   return book(run, &result, err);
 }
 
@@ -113,7 +114,7 @@ int run_save_end(Run *run, bool wait, Error *err) {
 
 bool run_folder_due(const Run *run) {
   enum { EVERY_MS = 1000 };
-  return now_ms() - run->looked_ms >= EVERY_MS;
+  return now_ms() - run->saves.looked_ms >= EVERY_MS;
 }
 
 // Ends what this run writes: the folder is not its own any more. What a save under way says is
@@ -123,14 +124,14 @@ static int abandon_folder(Run *run, Error *err) {
   run_save_end(run, true, &ignored);
   log_abandon(&run->log);
   error_append(err, "; the run ends at step %lld", (long long)run->state.step);
-  if (run->saved_step < 0) return error_append(err, "; it has saved no checkpoint");
-  return error_append(err, "; its last checkpoint is of step %lld", (long long)run->saved_step);
+  if (run->saves.step < 0) return error_append(err, "; it has saved no checkpoint");
+  return error_append(err, "; its last checkpoint is of step %lld", (long long)run->saves.step);
 }
 
 int run_check_folder(Run *run, bool now, Error *err) {
   if (!now && !run_folder_due(run)) return 0;
-  run->looked_ms = now_ms();
-  return run_lock_check(&run->lock, err) == 0 ? 0 : abandon_folder(run, err);
+  run->saves.looked_ms = now_ms();
+  return run_lock_check(&run->saves.lock, err) == 0 ? 0 : abandon_folder(run, err);
 }
 
 // As run_save_last, but for the log's record of the end.
@@ -156,7 +157,7 @@ int run_bad_data(Run *run, Error *err) {
   Error why;
   if (run_settle(run, &why) != 0 || (run->state.step > 0 && save_last(run, &why) != 0))
     error_append(err, "; %s", why.text);
-  else if (run->saved_step == run->state.step)
+  else if (run->saves.step == run->state.step)
     error_append(err, "; step %lld is saved", (long long)run->state.step);
   log_stop(&run->log, run->state.step, err->text);
   return -1;
@@ -166,14 +167,16 @@ double run_end_ms(const Run *run) {
   // Of a disk without a measured save, and of closing the open files.
   const double bytes_per_ms = 200e3, close_ms = 1000;
   const double state_bytes = 12.0 * (double)model_parameters(&run->config.model, true);
-  const double save_ms = run->save_ms > 0 ? run->save_ms : state_bytes / bytes_per_ms;
-  const double saves = run->saves ? 2.5 : 1.5; // one may be under way, and the next one be slower
+  const double save_ms =
+      run->saves.longest_ms > 0 ? run->saves.longest_ms : state_bytes / bytes_per_ms;
+  const double saves =
+      run->saves.background ? 2.5 : 1.5; // one may be under way, and the next one be slower
   return (double)(run->be->steps_ahead + 2) * run->log.ms_mean + saves * save_ms + close_ms;
 }
 
 void saves_close(Run *run) {
-  if (!run->saves) return;
+  if (!run->saves.background) return;
   Error err;
   if (run_save_end(run, true, &err) != 0) fprintf(stderr, "train: %s\n", err.text);
-  background_close(run->saves);
+  background_close(run->saves.background);
 }

@@ -13,14 +13,14 @@ enum { SATURATED_STEPS = 3 }; // in a row are normal: the scale catches up a ste
 
 static void profile(Run *run, bool open) {
   run->be->services.profile(run->be, open);
-  run->profiling = open;
+  run->steps.profiling = open;
 }
 
 // The line of the oldest step that was asked for, and its place in the state.
 static StepLine take_result(Run *run) {
   const Config *c = &run->config;
   TrainState *s = &run->state;
-  const PendingStep *pending = &run->pending[run->booked++ % MAX_RESULTS];
+  const PendingStep *pending = &run->steps.pending[run->steps.booked++ % MAX_RESULTS];
   const StepResult result = run->be->services.step_result(run->be);
   s->step++;
   s->updates = result.updates;
@@ -48,8 +48,8 @@ static StepLine take_result(Run *run) {
 
 // Said once in each row of such steps.
 static void watch_saturation(Run *run, const StepLine *line) {
-  run->saturated_row = line->fp8 && line->saturated > 0 ? run->saturated_row + 1 : 0;
-  if (run->saturated_row != SATURATED_STEPS + 1) return;
+  run->steps.saturated_row = line->fp8 && line->saturated > 0 ? run->steps.saturated_row + 1 : 0;
+  if (run->steps.saturated_row != SATURATED_STEPS + 1) return;
   fflush(stdout);
   fprintf(stderr,
           "step %lld: for %d steps in a row values were beyond the reach of their FP8 scale, and "
@@ -65,7 +65,7 @@ static void watch_saturation(Run *run, const StepLine *line) {
 static int book_step(Run *run, Error *err) {
   const Config *c = &run->config;
   const StepLine line = take_result(run);
-  if (run->booked == 1) {
+  if (run->steps.booked == 1) {
     phase_end(&run->phases, "first step");
     // Not before: libraries load their code when it is first called.
     log_opened(&run->log, line.step, &run->phases,
@@ -85,7 +85,7 @@ static int book_step(Run *run, Error *err) {
 }
 
 int run_settle(Run *run, Error *err) {
-  while (run->booked < run->asked)
+  while (run->steps.booked < run->steps.asked)
     if (book_step(run, err) != 0) return -1;
   return 0;
 }
@@ -94,7 +94,7 @@ int run_settle(Run *run, Error *err) {
 
 static int read_batches(Run *run, Error *err) {
   for (int64_t i = 0; i < run->config.train.gradient_accumulation; i++)
-    if (loader_next(run->train_data, &run->batches[i], err) != 0) return -1;
+    if (loader_next(run->inputs.train, &run->inputs.batches[i], err) != 0) return -1;
   return 0;
 }
 
@@ -102,7 +102,7 @@ static void count_rows(const Run *run, PendingStep *pending) {
   const Config *c = &run->config;
   double attended = 0;
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
-    const Batch *batch = &run->batches[i];
+    const Batch *batch = &run->inputs.batches[i];
     pending->counted += batch->counted;
     attended += batch_attended(batch, c->train.batch_size, c->train.sequence_length);
   }
@@ -111,29 +111,30 @@ static void count_rows(const Run *run, PendingStep *pending) {
 
 int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   const OutputConfig *o = &run->config.output;
-  if (run->asked == 0) phase_end(&run->phases, "validation");
+  if (run->steps.asked == 0) phase_end(&run->phases, "validation");
   if (read_batches(run, err) != 0) return -1;
-  PendingStep *pending = &run->pending[run->asked % MAX_RESULTS];
+  PendingStep *pending = &run->steps.pending[run->steps.asked % MAX_RESULTS];
   *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
   *pending = (PendingStep){.learning_rate = hyper->learning_rate};
   run->be->services.clock_start(run->be);
   count_rows(run, pending);
   // The mean is over the rows that count; every window has one.
   hyper->gradient_scale = (double)tokens_per_step(&run->config) / (double)pending->counted;
-  if (o->profile_steps > 0 && run->asked + 1 == PROFILE_START) profile(run, true);
+  if (o->profile_steps > 0 && run->steps.asked + 1 == PROFILE_START) profile(run, true);
   range_push("step");
   return 0;
 }
 
 void run_load_batch(Run *run, int64_t i) {
-  llama_load_batch(&run->llama, &run->batches[i]);
+  llama_load_batch(&run->llama, &run->inputs.batches[i]);
 }
 
 int run_step_end(Run *run, Error *err) {
   const OutputConfig *o = &run->config.output;
-  PendingStep *pending = &run->pending[run->asked++ % MAX_RESULTS];
+  PendingStep *pending = &run->steps.pending[run->steps.asked++ % MAX_RESULTS];
   range_pop();
-  pending->drawn = run->train_data->drawn;
-  if (run->profiling && run->asked + 1 == PROFILE_START + o->profile_steps) profile(run, false);
-  return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;
+  pending->drawn = run->inputs.train->drawn;
+  if (run->steps.profiling && run->steps.asked + 1 == PROFILE_START + o->profile_steps)
+    profile(run, false);
+  return run->steps.asked - run->steps.booked > run->be->steps_ahead ? book_step(run, err) : 0;
 }

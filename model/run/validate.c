@@ -74,8 +74,8 @@ static int read_batch(Validation *v, int64_t i, int64_t windows, Error *err) {
   Run *run = v->run;
   batch_clear(&v->batch);
   for (int64_t row = 0; row < windows; row++) {
-    const int64_t window = val_window(&run->val_windows, i, row);
-    if (loader_window(run->val_data, (uint64_t)window, row, &v->batch, err) != 0) return -1;
+    const int64_t window = val_window(&run->inputs.windows, i, row);
+    if (loader_window(run->inputs.val, (uint64_t)window, row, &v->batch, err) != 0) return -1;
   }
   text_bytes_batch(&v->text, &v->batch, windows, run->config.train.sequence_length);
   return 0;
@@ -96,11 +96,12 @@ static double sum_of_losses(Validation *v) {
 // A batch with fewer windows than B is filled up, so that every forward has the one shape that the
 // backend has prepared and recorded, and FP8's groups of rows are whole.
 static int validate_batch(Validation *v, int64_t i, Error *err) {
-  const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);
+  const int64_t B = v->run->inputs.windows.batch,
+                windows = val_batch_size(&v->run->inputs.windows, i);
   if (*v->run->stop) return 0;
   if (read_batch(v, i, windows, err) != 0) return -1;
   const int64_t T = v->run->config.train.sequence_length;
-  loader_pad(v->run->val_data, &v->batch, windows * T, (B - windows) * T);
+  loader_pad(v->run->inputs.val, &v->batch, windows * T, (B - windows) * T);
   val_mean_add(&v->mean, sum_of_losses(v), (double)v->batch.counted);
   return 1;
 }
@@ -108,14 +109,14 @@ static int validate_batch(Validation *v, int64_t i, Error *err) {
 static int validate_batches(Validation *v, Error *err) {
   Run *run = v->run;
   int finished = 1;
-  text_bytes_open(&v->text, run->val_counted ? NULL : run->tokenizer);
+  text_bytes_open(&v->text, run->inputs.val_counted ? NULL : run->inputs.tokenizer);
   range_push("evaluation");
-  for (int64_t i = 0; i < run->val_windows.batches && finished == 1; i++)
+  for (int64_t i = 0; i < run->inputs.windows.batches && finished == 1; i++)
     finished = validate_batch(v, i, err);
   range_pop();
-  if (finished == 1 && !run->val_counted) {
-    run->val_counted = true;
-    run->val_bytes = v->text.count;
+  if (finished == 1 && !run->inputs.val_counted) {
+    run->inputs.val_counted = true;
+    run->inputs.val_bytes = v->text.count;
   }
   text_bytes_close(&v->text);
   // A forward that trains nothing is no part of training's scales.
@@ -125,23 +126,23 @@ static int validate_batches(Validation *v, Error *err) {
 
 // Only where there is something to validate on.
 static int validate(Run *run, ValLine *line, Error *err) {
-  Validation v = {.run = run, .batch = run->batches[0]};
+  Validation v = {.run = run, .batch = run->inputs.batches[0]};
   const int finished = validate_batches(&v, err);
   if (finished != 1) return finished;
   const double loss = val_mean(&v.mean);
   const int64_t tokens = (int64_t)v.mean.tokens;
   *line = (ValLine){.step = run->state.step,
                     .loss = loss,
-                    .error = val_standard_error(&v.mean, &run->val_windows),
-                    .bits_per_byte = bits_per_byte(loss * (double)tokens, run->val_bytes),
+                    .error = val_standard_error(&v.mean, &run->inputs.windows),
+                    .bits_per_byte = bits_per_byte(loss * (double)tokens, run->inputs.val_bytes),
                     .tokens = tokens,
-                    .whole = run->val_windows.read == run->val_windows.split};
+                    .whole = run->inputs.windows.read == run->inputs.windows.split};
   return 1;
 }
 
 int run_validate(Run *run, Error *err) {
   ValLine line;
-  if (!run->val_data) return 1;
+  if (!run->inputs.val) return 1;
   const int finished = *run->stop ? 0 : validate(run, &line, err);
   if (finished != 1) return finished;
   run->last_val_loss = line.loss;
@@ -149,7 +150,7 @@ int run_validate(Run *run, Error *err) {
   if (best) {
     run->state.best_val_loss = line.loss;
     run->state.best_val_step = run->state.step;
-    run->best_is_new = true;
+    run->saves.best_is_new = true;
   }
   log_val(&run->log, &line, best);
   return 1;

@@ -227,7 +227,7 @@ static void train(const Config *config, int until) {
   Error err = {""};
   Run run;
   tiny_training_open(&run, config);
-  assert_int_equal(run.saves != NULL, config->output.background_save);
+  assert_int_equal(run.saves.background != NULL, config->output.background_save);
   run.be->services.snapshot_begin = note_list;
   run.be->services.snapshot_wait = copy_list;
   while (run_steps_asked(&run) < until) {
@@ -293,13 +293,13 @@ TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, remove_f
   const Config config = tiny_training_config(*state, STEPS, "");
   open_and_hold(&run, &config);
   must(run_save_end(&run, false, &err), &err);
-  assert_int_equal(run.saved_step, -1);
+  assert_int_equal(run.saves.step, -1);
   assert_int_equal(log_has(*state, "\"kind\":\"save\""), 0);
   assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
   const double from_ms = now_ms();
   must(run_save_end(&run, true, &err), &err); // as the next save would
   assert_true(now_ms() - from_ms > HELD_MS / 2);
-  assert_int_equal(run.saved_step, 2);
+  assert_int_equal(run.saves.step, 2);
   assert_int_equal(log_has(*state, "\"kind\":\"save\",\"step\":2,"), 1);
   pthread_join(thread, NULL);
   run_close(&run);
@@ -327,13 +327,13 @@ TEST_WITH(a_failed_save_is_told_and_training_goes_on, make_tokens_folder, remove
   sem_post(&hold.may_go_on);
   expect_error(run_save_end(&run, true, &err), &err, "of step 2 could not be saved");
   injected.disk_full = false;
-  assert_int_equal(run.saved_step, -1);
+  assert_int_equal(run.saves.step, -1);
   must(run_save_end(&run, true, &err), &err); // told once
   tiny_training_step(&run);
   must(run_settle(&run, &err), &err);
   must(run_save(&run, &err), &err);
   must(run_save_end(&run, true, &err), &err);
-  assert_int_equal(run.saved_step, 4);
+  assert_int_equal(run.saves.step, 4);
   run_close(&run);
 }
 
@@ -375,7 +375,7 @@ TEST_WITH(a_better_validation_outlives_the_failed_save_of_the_one_before, make_t
   Config config = tiny_training_config(*state, STEPS, "");
   config.train.keep_best = true;
   open_and_hold(&run, &config); // step 2, without a validation
-  run.best_saving = (BestLoss){3, 2};
+  run.saves.best_saving = (BestLoss){3, 2};
   run.state.best_val_loss = 2;
   run.state.best_val_step = 3;
   injected.disk_full = true;

@@ -223,7 +223,7 @@ TEST(validation_adds_no_documents_and_its_whole_windows_are_planned) {
     const Spec *shape = &run.llama.spec;
     assert_int_equal(shape->usual_documents > 0, train);
     if (train) assert_int_equal(shape->whole_windows, !validation);
-    assert_int_equal(run.val_data->apart, validation);
+    assert_int_equal(run.inputs.val->apart, validation);
     run_close(&run);
   }
 }

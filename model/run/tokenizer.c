@@ -1,0 +1,110 @@
+// Which tokenizer a run has.
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/file.h"
+#include "model/run/run.h"
+
+static bool holds_tokenizer(const char *folder) {
+  return folder[0] != '\0' && path_exists(path_text("%s/tokenizer.json", folder).text);
+}
+
+// The tokenizer beside the token files in place of an equal one, where it has a chat template: that
+// of the conversations in them. Where it has checksums, one that cannot be read is an error.
+static int take_template(Tokenizer **tokenizer, const char *beside, Error *err) {
+  if (!holds_tokenizer(beside)) return 0;
+  Tokenizer *theirs = tokenizer_open(beside, err);
+  if (!theirs) return has_file(beside, CHECKSUMS_FILE) ? -1 : 0;
+  if (tokenizer_facts(theirs)->chat_template &&
+      tokenizer_facts(theirs)->fingerprint == tokenizer_facts(*tokenizer)->fingerprint) {
+    tokenizer_close(*tokenizer);
+    *tokenizer = theirs;
+  } else {
+    tokenizer_close(theirs);
+  }
+  return 0;
+}
+
+static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenFile *file,
+                            const char *from, Error *err) {
+  const PathText beside = path_parent(file->path);
+  const char *path = c->data.tokenizer[0] != '\0'   ? c->data.tokenizer
+                     : holds_tokenizer(beside.text) ? beside.text
+                     : holds_tokenizer(from)        ? from
+                                                    : NULL;
+  *tokenizer = tokenizer_open(path ? path : BYTES_NAME, err);
+  if (!*tokenizer && path == from) return 0;
+  if (!*tokenizer) return path == beside.text ? -1 : error_prefix(err, "data.tokenizer");
+  const bool bytes = file->tokenizer == tokenizer_facts(*tokenizer)->fingerprint ||
+                     (file->tokenizer == 0 && c->model.vocab_size == BYTE_VOCAB);
+  const int status = path && path != beside.text ? take_template(tokenizer, beside.text, err) : 0;
+  if (status == 0 && (path || bytes)) return 0;
+  tokenizer_close(*tokenizer);
+  *tokenizer = NULL;
+  return status;
+}
+
+// "the tokenizer 'data/mine'", as far as can be found out.
+typedef struct MakerText {
+  char text[1200];
+} MakerText;
+
+static MakerText maker_text(const TokenFile *file) {
+  MakerText t;
+  const PathText beside = path_parent(file->path);
+  const char *const paths[] = {BYTES_NAME, beside.text};
+  snprintf(t.text, sizeof t.text, "another tokenizer (fingerprint %016" PRIx64 ")",
+           file->tokenizer);
+  for (int i = 0; i < 2; i++) {
+    Error ignored;
+    Tokenizer *tokenizer =
+        i == 0 || holds_tokenizer(paths[i]) ? tokenizer_open(paths[i], &ignored) : NULL;
+    if (tokenizer && tokenizer_facts(tokenizer)->fingerprint == file->tokenizer)
+      snprintf(t.text, sizeof t.text, "the tokenizer '%.1000s'", paths[i]);
+    tokenizer_close(tokenizer);
+  }
+  return t;
+}
+
+static int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *err) {
+  const TokenizerFacts *facts = tokenizer ? tokenizer_facts(tokenizer) : NULL;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
+    if (f->tokenizer == 0 || (facts && f->tokenizer == facts->fingerprint)) continue;
+    const MakerText maker = maker_text(f);
+    if (!facts)
+      return error_set(err,
+                       "'%s' was made with %s, which is not in its folder: name it in "
+                       "data.tokenizer",
+                       f->path, maker.text);
+    return error_set(err,
+                     "'%s' was made with %s, but the run's tokenizer is '%s': make the token files "
+                     "with that one (./prepare --tokenizer), or name theirs in data.tokenizer",
+                     f->path, maker.text, facts->name);
+  }
+  return 0;
+}
+
+// Fewer ids than the tokenizer's are fine as long as no file has the others: check_ids looks.
+static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, const char *from,
+                            Error *err) {
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  const int64_t V = c->model.vocab_size, ids = facts->vocab_size;
+  if (V <= ids + SPARE_TOKENS || c->data.tokenizer[0] != '\0') return 0;
+  return error_set(err,
+                   "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64
+                   " tokens: %stake token files of the model's tokenizer, or name this one in "
+                   "data.tokenizer if you want that many unused tokens",
+                   V, facts->name, ids, from[0] == '\0' ? "set it to that, " : "");
+}
+
+int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
+                  const Loader *val, const char *from, Error *err) {
+  if (choose_tokenizer(tokenizer, config, &train->files[0], from, err) != 0) return -1;
+  if (check_token_files(train, *tokenizer, err) == 0 &&
+      (!val || check_token_files(val, *tokenizer, err) == 0) &&
+      (!*tokenizer || check_vocabulary(config, *tokenizer, from, err) == 0))
+    return 0;
+  tokenizer_close(*tokenizer);
+  *tokenizer = NULL;
+  return -1;
+}
