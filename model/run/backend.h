@@ -47,8 +47,3 @@ typedef struct BackendText {
   char text[192]; // as TrainState.backend
 } BackendText;
 BackendText backend_identity(const Backend *be);
-
-// doctor.c: prints which paths this machine can train on and, tried with a tiny model, whether they
-// work. 0 if every path that the machine has the hardware for works; 1 if one fails or misses
-// something.
-int doctor(void);

@@ -8,13 +8,12 @@
 #include "data/chat/render.h"
 #include "model/run/commands.h"
 #include "model/run/token_text.h"
-#include "model/run/trained.h"
 
 // A conversation on a terminal has as many tokens at most, or as the model has positions.
 enum { CONVERSATION_TOKENS = 8192 };
 
 typedef struct Chat {
-  Trained *trained;
+  LoadedModel *loaded;
   const GenerateArgs *args;
   Renderer *renderer;
   Conversation conversation;
@@ -25,7 +24,7 @@ typedef struct Chat {
   Text answer; // the last one
 } Chat;
 
-const ChatTemplate *chat_template(const Trained *t, Error *err) {
+const ChatTemplate *chat_template(const LoadedModel *t, Error *err) {
   if (t->tokenizer && template_fitting(t->tokenizer))
     return template_choose(t->tokenizer, NULL,
                            "prepare conversations with ./prepare --chat --template " TEMPLATE_NAMES
@@ -80,10 +79,10 @@ static int answer(Chat *c, Error *err) {
 }
 
 static int load(Chat *c, int64_t context, Error *err) {
-  Trained *t = c->trained;
+  LoadedModel *t = c->loaded;
   const int64_t most = t->model.max_position_embeddings;
   c->context = context < most ? context : most;
-  c->writer.generator = trained_generator(t, c->context, err);
+  c->writer.generator = loaded_generator(t, c->context, err);
   for (int i = 0; i < t->end_count; i++) sample_options_end(&c->writer.options, t->ends[i]);
   return c->writer.generator ? 0 : -1;
 }
@@ -132,8 +131,9 @@ static void close_chat(Chat *c) {
   free(c->answer.data);
 }
 
-int chat_run(Trained *t, const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err) {
-  Chat c = {.trained = t, .args = args};
+int chat_run(LoadedModel *t, const GenerateArgs *args, const volatile sig_atomic_t *stop,
+             Error *err) {
+  Chat c = {.loaded = t, .args = args};
   c.writer = (TextGeneration){.tokenizer = t->tokenizer,
                               .options = args->options,
                               .stop = stop,

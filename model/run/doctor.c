@@ -10,7 +10,7 @@
 #include "kernels/gpu.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
-#include "model/run/backend.h"
+#include "model/run/commands.h"
 
 static const char tiny_run[] =
     "{\"model\": {\"hidden_size\": 128, \"intermediate_size\": 256, \"num_hidden_layers\": 2, "

@@ -14,7 +14,6 @@
 #include "data/loader.h"
 #include "model/run/backend.h"
 #include "model/run/token_text.h"
-#include "model/run/trained.h"
 
 int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err) {
   double length = 0, batch = 0;
@@ -40,7 +39,7 @@ int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err) {
 typedef struct Evaluation {
   const EvalArgs *args;
   const volatile sig_atomic_t *stop;
-  Trained trained;
+  LoadedModel loaded;
   TokenIds ids;   // of a text
   TokenFile text; // over them; path NULL: the data are token files
   Loader *loader;
@@ -69,7 +68,7 @@ static int refuse_other_kinds(const char *path, const char *text, size_t bytes, 
 // A whole text is one document. A byte order mark is no text.
 static int encode_text(Evaluation *e, const char *path, const char *text, size_t bytes,
                        Error *err) {
-  const Tokenizer *tokenizer = e->trained.tokenizer;
+  const Tokenizer *tokenizer = e->loaded.tokenizer;
   const int32_t end = tokenizer_facts(tokenizer)->eos;
   const size_t mark = strlen(UTF8_MARK);
   if (bytes >= mark && memcmp(text, UTF8_MARK, mark) == 0) text += mark, bytes -= mark;
@@ -90,10 +89,10 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
   enum { MOST_BYTES = 1 << 30 };
   char *text;
   size_t bytes;
-  if (!e->trained.tokenizer) {
+  if (!e->loaded.tokenizer) {
     error_set(err, "'%s' is a text, but '%s' has no tokenizer.json: give token files", path,
-              e->trained.start.path);
-    return tokenizer_advise(e->trained.start.path, err);
+              e->loaded.start.path);
+    return tokenizer_advise(e->loaded.start.path, err);
   }
   if (file_read(path, MOST_BYTES, &text, &bytes, err) != 0) return -1;
   const int status = encode_text(e, path, text, bytes, err);
@@ -102,19 +101,19 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
 }
 
 static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
-  const Tokenizer *tokenizer = e->trained.tokenizer;
+  const Tokenizer *tokenizer = e->loaded.tokenizer;
   if (!tokenizer || file->tokenizer == 0 ||
       file->tokenizer == tokenizer_facts(tokenizer)->fingerprint)
     return 0;
   return error_set(err,
                    "'%s' was made with another tokenizer than the model's, '%s': make token files "
                    "with ./prepare --tokenizer '%s'",
-                   file->path, tokenizer_facts(tokenizer)->name, e->trained.start.path);
+                   file->path, tokenizer_facts(tokenizer)->name, e->loaded.start.path);
 }
 
 // As the run's data.documents, where the folder is one of a run's.
 static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
-  const char *folder = e->trained.start.path, *named = e->args->documents;
+  const char *folder = e->loaded.start.path, *named = e->args->documents;
   Config config;
   *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
   if (named) return 0;
@@ -132,7 +131,7 @@ static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error
 
 static int open_loader(Evaluation *e, Error *err) {
   enum { DEFAULT_LENGTH = 4096 };
-  const int64_t length = e->args->length, positions = e->trained.model.max_position_embeddings;
+  const int64_t length = e->args->length, positions = e->loaded.model.max_position_embeddings;
   if (length > positions)
     return error_set(err, "--length %lld is beyond the model's max_position_embeddings of %lld",
                      (long long)length, (long long)positions);
@@ -141,7 +140,7 @@ static int open_loader(Evaluation *e, Error *err) {
                          .text = e->text.path ? &e->text : NULL,
                          .batch = 1,
                          .seq = min_i64(length > 0 ? length : DEFAULT_LENGTH, positions),
-                         .alone = !hardware_attends_documents(&e->trained.hardware),
+                         .alone = !hardware_attends_documents(&e->loaded.hardware),
                          .whole = true};
   if (choose_documents(e, &config.documents, err) != 0) return -1;
   e->loader = loader_open(&config, err);
@@ -157,7 +156,7 @@ static int open_data(Evaluation *e, Error *err) {
   if (open_loader(e, err) != 0) return -1;
   for (const TokenFile *f = e->loader->files; f < e->loader->files + e->loader->file_count; f++)
     if (check_file(e, f, err) != 0) return -1;
-  const int status = loader_check(e->loader, e->trained.model.vocab_size, err);
+  const int status = loader_check(e->loader, e->loaded.model.vocab_size, err);
   if (status == 1) error_append(err, ": make token files with the model's own tokenizer");
   return status == 0 ? 0 : -1;
 }
@@ -166,7 +165,7 @@ static int open_data(Evaluation *e, Error *err) {
 
 static int open_model(Evaluation *e, Error *err) {
   enum { DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
-  const ModelConfig *m = &e->trained.model;
+  const ModelConfig *m = &e->loaded.model;
   const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
   e->B = min_i64(e->args->batch > 0 ? e->args->batch : fill, e->loader->epoch.windows);
   const int64_t tokens = e->B * e->T,
@@ -175,8 +174,8 @@ static int open_model(Evaluation *e, Error *err) {
   Spec asked = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
   spec_documents(&asked, e->loader);
   e->batch = batch_alloc(tokens);
-  text_bytes_open(&e->text_bytes, e->trained.tokenizer);
-  return trained_load(&e->trained, asked, "take a smaller --batch or --length", err);
+  text_bytes_open(&e->text_bytes, e->loaded.tokenizer);
+  return loaded_load(&e->loaded, asked, "take a smaller --batch or --length", err);
 }
 
 // ---- Windows
@@ -190,7 +189,7 @@ static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err)
 }
 
 static double sum_of_losses(Evaluation *e) {
-  Llama *llama = &e->trained.llama;
+  Llama *llama = &e->loaded.llama;
   Backend *be = llama->be;
   llama_load_batch(llama, &e->batch);
   be->services.step_begin(be);
@@ -238,13 +237,13 @@ static void report(const Evaluation *e) {
            bits_per_byte(e->nats, e->text_bytes.count),
            (double)e->text_bytes.count / (double)e->counted);
   else
-    printf("bits per byte  not known: %s\n", e->trained.tokenizer
+    printf("bits per byte  not known: %s\n", e->loaded.tokenizer
                                                  ? "these tokens are no text"
                                                  : "the model comes without a tokenizer");
 }
 
 static int evaluate(Evaluation *e, Error *err) {
-  if (trained_open(&e->trained, e->args->dir, err) != 0 || open_data(e, err) != 0 ||
+  if (loaded_open(&e->loaded, e->args->dir, err) != 0 || open_data(e, err) != 0 ||
       open_model(e, err) != 0)
     return -1;
   e->progress = progress_begin("tokens", 1);
@@ -262,7 +261,7 @@ int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err
   loader_close(e.loader);
   tokens_close(&e.text);
   text_bytes_close(&e.text_bytes);
-  trained_close(&e.trained);
+  loaded_close(&e.loaded);
   free(e.ids.ids);
   batch_free(&e.batch);
   return status;

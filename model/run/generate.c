@@ -10,7 +10,6 @@
 #include "base/memory.h"
 #include "base/command.h"
 #include "model/run/token_text.h"
-#include "model/run/trained.h"
 
 int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err) {
   double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1;
@@ -76,11 +75,12 @@ static int print(void *context, const char *text, size_t bytes, Error *err) {
 }
 
 // The cache holds as many positions as are asked for, within the model's.
-static int load_and_generate(Trained *t, const GenerateArgs *args, const char *prompt, size_t bytes,
-                             const TokenIds *ids, const volatile sig_atomic_t *stop, Error *err) {
+static int load_and_generate(LoadedModel *t, const GenerateArgs *args, const char *prompt,
+                             size_t bytes, const TokenIds *ids, const volatile sig_atomic_t *stop,
+                             Error *err) {
   const int64_t most = t->model.max_position_embeddings,
                 asked = ids->count + args->options.max_tokens;
-  TextGeneration w = {.generator = trained_generator(t, asked < most ? asked : most, err),
+  TextGeneration w = {.generator = loaded_generator(t, asked < most ? asked : most, err),
                       .tokenizer = t->tokenizer,
                       .options = args->options,
                       .stop = stop,
@@ -92,8 +92,8 @@ static int load_and_generate(Trained *t, const GenerateArgs *args, const char *p
   return status;
 }
 
-static int continue_prompt(Trained *t, const GenerateArgs *args, const volatile sig_atomic_t *stop,
-                           Error *err) {
+static int continue_prompt(LoadedModel *t, const GenerateArgs *args,
+                           const volatile sig_atomic_t *stop, Error *err) {
   size_t bytes = args->prompt ? strlen(args->prompt) : 0;
   char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin(&bytes);
   TokenIds ids = {0};
@@ -107,18 +107,18 @@ static int continue_prompt(Trained *t, const GenerateArgs *args, const volatile 
 }
 
 // On a terminal a model is spoken with if its template is known.
-static bool is_conversation(const Trained *t, const GenerateArgs *args) {
+static bool is_conversation(const LoadedModel *t, const GenerateArgs *args) {
   Error ignored;
   if (args->user || args->system) return true;
   return !args->prompt && isatty(STDIN_FILENO) && chat_template(t, &ignored);
 }
 
 int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err) {
-  Trained t;
-  int status = trained_open(&t, args->dir, err);
+  LoadedModel t;
+  int status = loaded_open(&t, args->dir, err);
   if (status == 0)
     status = is_conversation(&t, args) ? chat_run(&t, args, stop, err)
                                        : continue_prompt(&t, args, stop, err);
-  trained_close(&t);
+  loaded_close(&t);
   return status;
 }

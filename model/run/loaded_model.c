@@ -1,4 +1,4 @@
-#include "model/run/trained.h"
+#include "model/run/commands.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ enum { MOST_CONFIG_BYTES = 1 << 20 };
 
 // ---- Its files besides the weights
 
-static int read_tokenizer(Trained *t, Error *err) {
+static int read_tokenizer(LoadedModel *t, Error *err) {
   tokenizer_close(t->tokenizer);
   t->tokenizer = NULL;
   const bool there = path_exists(path_text("%s/" TOKENIZER_FILE, t->start.path).text);
@@ -21,7 +21,7 @@ static int read_tokenizer(Trained *t, Error *err) {
   return t->tokenizer ? 0 : -1;
 }
 
-static int add_end(Trained *t, const cJSON *item) {
+static int add_end(LoadedModel *t, const cJSON *item) {
   int64_t id;
   if (json_integer(item, &id) != 0 || id > INT32_MAX || t->end_count == MAX_ENDS) return -1;
   if (id >= 0) t->ends[t->end_count++] = (int32_t)id; // some models write -1 for none
@@ -29,7 +29,7 @@ static int add_end(Trained *t, const cJSON *item) {
 }
 
 // eos_token_id of a file: a number, a list, or null like a key or a file that is not there.
-static int read_ends_of(Trained *t, const char *file, Error *err) {
+static int read_ends_of(LoadedModel *t, const char *file, Error *err) {
   const PathText path = path_text("%s/%s", t->start.path, file);
   if (t->end_count > 0 || !path_exists(path.text)) return 0;
   cJSON *tree = json_read(path.text, MOST_CONFIG_BYTES, err);
@@ -49,7 +49,7 @@ static int read_ends_of(Trained *t, const char *file, Error *err) {
   return status;
 }
 
-static int read_ends(Trained *t, Error *err) {
+static int read_ends(LoadedModel *t, Error *err) {
   t->end_count = 0;
   if (read_ends_of(t, "generation_config.json", err) != 0 ||
       read_ends_of(t, "config.json", err) != 0)
@@ -60,7 +60,7 @@ static int read_ends(Trained *t, Error *err) {
 }
 
 static int read_folder(void *trained, const char *folder, const FileSums *sums, Error *err) {
-  Trained *t = trained;
+  LoadedModel *t = trained;
   const PathText config = path_text("%s/" MODEL_CONFIG_FILE, folder);
   return checkpoint_open_folder(&t->start, folder, sums, err) ||
                  model_config_read(&t->model, config.text, err) || read_tokenizer(t, err) ||
@@ -69,9 +69,9 @@ static int read_folder(void *trained, const char *folder, const FileSums *sums, 
              : 0;
 }
 
-int trained_open(Trained *t, const char *dir, Error *err) {
+int loaded_open(LoadedModel *t, const char *dir, Error *err) {
   const Config any = {.backend = {.device = DEVICE_AUTO}};
-  *t = (Trained){0};
+  *t = (LoadedModel){0};
   return hardware_find(&t->hardware, &any, err) ||
                  model_folder_read(dir, false, read_folder, t, err)
              ? -1
@@ -80,7 +80,7 @@ int trained_open(Trained *t, const char *dir, Error *err) {
 
 // ---- The weights
 
-static int check_memory(const Trained *t, const char *advice, Error *err) {
+static int check_memory(const LoadedModel *t, const char *advice, Error *err) {
   MemoryPlan plan;
   const Spec *spec = &t->be->spec;
   memory_plan(&plan, &t->model, spec);
@@ -91,7 +91,7 @@ static int check_memory(const Trained *t, const char *advice, Error *err) {
                    size_text(spec->memory_bytes).text, advice);
 }
 
-int trained_load(Trained *t, Spec asked, const char *advice, Error *err) {
+int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err) {
   const Config config = {.model = t->model, .backend = {.graphs = asked.context > 0}};
   const Spec spec = spec_resolve(&config, asked, &t->hardware);
   t->be = backend_open(&config, &spec, &t->hardware, err);
@@ -101,17 +101,17 @@ int trained_load(Trained *t, Spec asked, const char *advice, Error *err) {
   return checkpoint_load(&t->start, &t->llama, err);
 }
 
-Generator *trained_generator(Trained *t, int64_t context, Error *err) {
+Generator *loaded_generator(LoadedModel *t, int64_t context, Error *err) {
   enum { ROWS = 64 };
   const Spec asked = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
-  if (trained_load(t, asked, "ask for fewer --tokens", err) != 0) return NULL;
+  if (loaded_load(t, asked, "ask for fewer --tokens", err) != 0) return NULL;
   return generator_create(&t->llama, context, err);
 }
 
-void trained_close(Trained *t) {
+void loaded_close(LoadedModel *t) {
   llama_destroy(&t->llama);
   if (t->be) t->be->services.destroy(t->be);
   tokenizer_close(t->tokenizer);
   checkpoint_close(&t->start);
-  *t = (Trained){0};
+  *t = (LoadedModel){0};
 }
