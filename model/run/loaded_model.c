@@ -72,8 +72,8 @@ static int read_folder(void *trained, const char *folder, const FileSums *sums, 
 int loaded_open(LoadedModel *t, const char *dir, Error *err) {
   const Config any = {.backend = {.device = DEVICE_AUTO}};
   *t = (LoadedModel){0};
-  return hardware_find(&t->hardware, &any, err) ||
-                 model_folder_read(dir, false, read_folder, t, err)
+  return model_folder_read(dir, false, read_folder, t, err) ||
+                 hardware_find(&t->hardware, &any, err)
              ? -1
              : 0;
 }
