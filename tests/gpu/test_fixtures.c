@@ -85,26 +85,19 @@ static void check(const char *fixture, const char *what, Worst got, Worst of_twi
   check_worst(fixture, what, got, bound);
 }
 
-// The twin's errors. Of the few losses and norms they are those of a whole batch where these are
-// larger: of the documents' fixture 1.3e-3, while in two micro-batches the twin has less than 1e-3
-// by luck and the unfused kernels 2.3e-3.
-static Errors measure_twin(const char *fixture, int64_t micro_batches, int64_t chunks) {
-  Errors t = measure(fixture, micro_batches, chunks, twin);
-  const Worst whole = measure(fixture, 1, 1, twin).scalars;
-  if (whole.error > t.scalars.error) t.scalars = whole;
-  return t;
-}
-
 static void compare(const Subject *subject, int64_t micro_batches, int64_t chunks) {
   const char *fixture = subject->fixture;
-  const Errors t = measure_twin(fixture, micro_batches, chunks),
+  const Errors t = measure(fixture, micro_batches, chunks, twin),
                e = measure(fixture, micro_batches, chunks, subject->backend);
   if (micro_batches == 1 && chunks == 1) {
     check(fixture, "logits", e.logits, t.logits, 0);
     check(fixture, "loss", e.loss, t.loss, 0x1p-9);
   }
   check(fixture, "gradients", e.gradients, t.gradients, 0);
-  check(fixture, "losses and gradient norms of 5 steps", e.scalars, t.scalars, 0x1p-9);
+  // Of ten numbers the twin may be right by luck: of the documents' fixture its error is 0.7e-3 to
+  // 1.3e-3, as the order of its sums is, while the unfused kernels have 2.3e-3. So at least a step
+  // of bf16.
+  check(fixture, "losses and gradient norms of 5 steps", e.scalars, t.scalars, 0x1p-8);
   check(fixture, "weight updates of 5 steps", e.updates, t.updates, 0);
 }
 
