@@ -19,9 +19,9 @@ static inline const char *operation_name(Operation operation) {
 }
 
 // True for the operations of every training step: a validation has a loss of its own, and only
-// layers that are recomputed in FP8 are repacked.
+// layers that are recomputed in FP8 are requantized.
 static inline int operation_trains(Operation operation) {
-  return operation != OP_validation_loss && operation != OP_repack;
+  return operation != OP_validation_loss && operation != OP_requantize;
 }
 
 // The kernels that run an operation. A fused backend runs an operation on the unfused kernels where

@@ -121,7 +121,7 @@ typedef void EmbedBackwardOp(Backend *be, int64_t M, const int32_t *tokens, cons
 // Rewrites x's FP8 copies from its data and row_scale, where a backward recomputes a layer. Does
 // nothing where x has no copies.
 //   x [M, N] data and row_scale in, copies out
-typedef void RepackOp(Backend *be, int64_t M, int64_t N, Operand x);
+typedef void RequantizeOp(Backend *be, int64_t M, int64_t N, Operand x);
 
 // Writes the gradients dwn of the norm weights, and computes the norm over all gradients. The
 // gradients of the matrices are only read; their folded copies may be read in place of W.

@@ -20,19 +20,19 @@ static void head_backward(Llama *llama, int64_t chunk, double per_token, bool ac
 }
 
 // Layers share the buffers from which products read x; they get x of this layer again.
-static void repack(Llama *llama, Operand x) {
+static void requantize(Llama *llama, Operand x) {
   const Spec *spec = &llama->spec;
-  RUN(llama, repack, batch_rows(spec), spec->D, x);
+  RUN(llama, requantize, batch_rows(spec), spec->D, x);
 }
 
 // Recomputes the activations that the layer did not keep (spec.recompute) from those it kept, by
 // the forward's own calls: the values are the same.
-static void layer_again(Llama *llama, int64_t l) {
+static void layer_recompute(Llama *llama, int64_t l) {
   const Recompute policy = llama->spec.recompute;
   const LayerActs *a = &llama->acts.layers[l];
   if (l >= recomputed_layers(&llama->spec)) return;
   range_push("recompute");
-  repack(llama, policy == RECOMPUTE_LAYER ? a->x : a->x1);
+  requantize(llama, policy == RECOMPUTE_LAYER ? a->x : a->x1);
   if (policy == RECOMPUTE_LAYER) layer_attention(llama, l);
   layer_gate_up(llama, l);
   range_pop();
@@ -80,11 +80,11 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   if (!accumulate) be->services.step_begin(be);
   for (int64_t c = 0; c < chunks; c++) head_backward(llama, c, per_token, accumulate);
   // While the backend calibrates, a chunk may find another scale than the chunks before it.
-  if (be->calibrating && chunks > 1) repack(llama, llama->acts.layers[L].dx);
+  if (be->calibrating && chunks > 1) requantize(llama, llama->acts.layers[L].dx);
   for (int64_t l = L - 1; l >= 0; l--) {
     layer_begin(llama, l);
     // Of the layers that recompute the last one's activations are still there.
-    if (l + 1 != recomputed) layer_again(llama, l);
+    if (l + 1 != recomputed) layer_recompute(llama, l);
     layer_backward(llama, l, accumulate);
     layer_end(llama);
   }

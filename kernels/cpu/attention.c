@@ -120,14 +120,14 @@ static void attend(const Cpu *cpu, Sequences all, int64_t first, const real *qkv
 void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
   Cpu *cpu = cpu_of(be);
   attend(cpu, sequences(cpu, B, T), 0, reals(qkv), reals(o.data), reals(lse));
-  leave_copies(cpu, B * T, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
+  quantize(cpu, B * T, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
 }
 
 void cpu_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
                           Operand o) {
   Cpu *cpu = cpu_of(be);
   attend(cpu, (Sequences){1, *position + rows, NULL}, *position, reals(cache), reals(o.data), NULL);
-  leave_copies(cpu, rows, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
+  quantize(cpu, rows, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
 }
 
 void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,

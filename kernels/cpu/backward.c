@@ -19,7 +19,7 @@ void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x_, RowStat sumsq, RowStat s
                factor = row_rstd(&cpu->base.spec, sumsq, m) / (real)D * s[m];
     for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = q * (dx[k] - factor * x[k]);
   }
-  leave_copies(cpu, M, D, dx_, dx);
+  quantize(cpu, M, D, dx_, dx);
 }
 
 void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
@@ -73,7 +73,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
     const real r = row_factor(c, x, sumsq, m);
     s[m] = swiglu_backward_row(F, r, z + m * 2 * F, dy + m * F, dz + m * 2 * F);
   }
-  leave_copies(cpu, M, 2 * F, dz_, dz);
+  quantize(cpu, M, 2 * F, dz_, dz);
 }
 
 void cpu_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
@@ -96,7 +96,7 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
     s[m] = dot(row, qkv + m * R, R);
     rotate_heads(rotated, c->d, cpu->rope + m % T * c->d, -1, row);
   }
-  leave_copies(cpu, M, R, out, dqkv);
+  quantize(cpu, M, R, out, dqkv);
 }
 
 void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x, grad_t *dW,

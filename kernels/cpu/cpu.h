@@ -116,14 +116,14 @@ static inline real scale_of_row(Operand x, int64_t m) {
 static inline real row_factor(const Spec *c, Operand x, RowStat sumsq, int64_t m) {
   return row_rstd(c, sumsq, m) / scale_of_row(x, m);
 }
-// The memory of an operand's values [M, N] before leave_copies: its data, or by_row.
+// The memory of an operand's values [M, N] before quantize: its data, or by_row.
 static inline real *values_of(Operand x) {
   return reals(x.data ? (void *)x.data : (void *)x.by_row);
 }
 // x's q from the sums of squares of the rows one addition earlier, if it has memory for them.
 void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous);
 // Writes the copies of x [M, N] from its values, and records the largest of them.
-void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values);
+void quantize(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values);
 // The same of dlogits [M, V], rounded stochastically, with the scale that follows from grad_scale.
 void leave_dlogits_copies(Cpu *cpu, int64_t M, Operand dlogits, const real *values,
                           double grad_scale);

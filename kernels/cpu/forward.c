@@ -40,7 +40,7 @@ void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, O
     sumsq[m] = (real)row_sum_of_squares(D, x + m * D);
   }
   leave_row_scales(cpu, M, x_, *sumsq_);
-  leave_copies(cpu, M, D, x_, x);
+  quantize(cpu, M, D, x_, x);
 }
 
 void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq, Operand W,
@@ -69,7 +69,7 @@ void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) sumsq[m] = (real)row_sum_of_squares(D, out + m * D);
   leave_row_scales(cpu, M, out_, x_sumsq);
-  leave_copies(cpu, M, D, out_, out);
+  quantize(cpu, M, D, out_, out);
 }
 
 // z [2 F] of one row is multiplied by r; y [F] is its activation, which is computed on pairs side
@@ -97,5 +97,5 @@ void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
     const real r = row_factor(c, x, sumsq, m);
     swiglu_row(F, r, z + m * 2 * F, y + m * F);
   }
-  leave_copies(cpu, M, F, y_, y);
+  quantize(cpu, M, F, y_, y);
 }

@@ -58,7 +58,7 @@ static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const 
   }
 }
 
-void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values) {
+void quantize(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values) {
   if (!x.by_row) return;
   find_largest(cpu, M, N, x, values);
   CpuScaling *s = &cpu->scalings[x.scaling];
@@ -84,8 +84,8 @@ void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *
   write_copies(cpu, N, K, W, values, false);
 }
 
-void cpu_repack(Backend *be, int64_t M, int64_t N, Operand x) {
-  leave_copies(cpu_of(be), M, N, x, reals(x.data));
+void cpu_requantize(Backend *be, int64_t M, int64_t N, Operand x) {
+  quantize(cpu_of(be), M, N, x, reals(x.data));
 }
 
 // ---- The scales

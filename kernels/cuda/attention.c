@@ -230,7 +230,7 @@ static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTenso
 
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
   run(be, B, T, false, (AttentionTensors){.qkv = qkv, .o = o.data, .lse = (float *)lse});
-  if (o.by_row) cuda_repack(be, B * T, be->spec.H * be->spec.d, o);
+  if (o.by_row) cuda_requantize(be, B * T, be->spec.H * be->spec.d, o);
 }
 
 void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,

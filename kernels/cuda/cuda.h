@@ -126,7 +126,7 @@ int cuda_scalings_open(Cuda *c, Error *err);
 // for (int pass = 0; cuda_launch_again(c, pass, out); pass++) launch the kernel that writes out:
 // once, but twice while the run calibrates, with the scale set in between.
 bool cuda_launch_again(const Cuda *c, int pass, Operand out);
-RepackOp cuda_repack;
+RequantizeOp cuda_requantize;
 // Writes x's FP8 copies. previous: the sums of squares from which row_scale is computed; where
 // previous has no data, x's row_scale is already written, or x has none. sumsq: of x, out, or NULL.
 void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq);

@@ -265,5 +265,5 @@ void cuda_attention_decode(Backend *be, const int32_t *position, int64_t rows, c
   LAUNCHED();
   if (args.splits > 1) join_parts_kernel<<<(unsigned)H, (unsigned)d, 0, c->gpu.stream>>>(args);
   LAUNCHED();
-  if (o.by_row) cuda_repack(be, rows, H * d, o);
+  if (o.by_row) cuda_requantize(be, rows, H * d, o);
 }

@@ -216,7 +216,7 @@ void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, 
     cast_rows<false, false>(c, M, N, x, previous, nullptr);
 }
 
-void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
+void cuda_requantize(Backend *be, int64_t M, int64_t N, Operand x) {
   if (!x.by_row) return;
   cuda_cast_rows(cuda_of(be), M, N, x, (RowStat){}, nullptr);
 }

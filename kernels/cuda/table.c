@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/spread.h"
+#include "kernels/cuda/interleave.h"
 
 static int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -199,7 +199,7 @@ static void order_launch(const Share *shares, int count, LaunchBlock *order) {
   for (int32_t at = 0; at < count; at++) {
     const Share s = shares[at];
     for (int64_t i = 0; i < s.blocks; i++)
-      order[spread_place(s.bus, given[s.bus]++, counts[s.bus], counts[0] + counts[1])] =
+      order[interleaved_place(s.bus, given[s.bus]++, counts[s.bus], counts[0] + counts[1])] =
           (LaunchBlock){at, (int32_t)(s.first + i)};
   }
 }

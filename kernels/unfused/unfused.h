@@ -43,7 +43,7 @@ RopeBackwardOp unfused_rope_backward;
 #define unfused_head_wgrad cuda_head_wgrad
 #define unfused_dgrad cuda_dgrad
 #define unfused_embed_backward cuda_embed_backward
-#define unfused_repack cuda_repack
+#define unfused_requantize cuda_requantize
 #define unfused_grads_finish cuda_grads_finish
 #define unfused_muon cuda_muon
 #define unfused_adamw cuda_adamw

@@ -227,7 +227,7 @@ static void list_operations(Bench *b, const Llama *llama, int count) {
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
     BenchOp *op = &all[i];
     if (op->calls == 0) continue;
-    if (i == OP_repack && !llama->spec.fp8) continue; // it does nothing
+    if (i == OP_requantize && !llama->spec.fp8) continue; // it does nothing
     op->operation = i;
     op->work = operation_work(&llama->spec, llama->tensors, llama->param_count, i);
     op->runs = llama->be->kinds[i];

@@ -38,7 +38,7 @@ check it_alone_is_listed "$(rows)" test "$(rows)" = 'gate_up '
 check an_operation_alone_has_no_step "$said" test "$(grep -c '^step  *[0-9]*\.' <<<"$said")" = 0
 benched fp8_muon_and_recompute_are_benched optimizer.kind=muon backend.precision=fp8 train.recompute=layer \
   model.hidden_size=128 model.intermediate_size=256
-check they_have_operations_of_their_own "$(rows)" grep -q 'repack grads_finish muon adamw' <<<"$(rows)"
+check they_have_operations_of_their_own "$(rows)" grep -q 'requantize grads_finish muon adamw' <<<"$(rows)"
 
 # ---- scripts/compare.sh
 export TRAIN OUT=$folder/compare

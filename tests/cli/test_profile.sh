@@ -62,7 +62,7 @@ declines an_unknown_option_is_named "'--nuc'" --nuc gate_up "$config"
 declines an_unknown_kind_of_kernels_is_refused "'fast' is none of auto, fused, unfused and both" "$config" fast
 declines a_window_of_no_steps_is_refused "not '0'" "$config" output.profile_steps=0
 declines ncu_without_an_operation_is_refused "'' is none; there are embed qkv attention" --ncu
-declines an_unknown_operation_lists_those_there_are 'qkv_dgrad embed_backward repack grads_finish muon adamw' --ncu gate "$config"
+declines an_unknown_operation_lists_those_there_are 'qkv_dgrad embed_backward requantize grads_finish muon adamw' --ncu gate "$config"
 TRAIN=$folder/absent declines a_program_that_is_not_built_is_named 'make all' "$config"
 search=$folder/without declines without_nsys_it_says_what_to_install 'apt-get install cuda-nsight-systems-13-0' "$config" "${here[@]}"
 search=$folder/without declines without_ncu_it_says_what_to_install 'apt-get install cuda-nsight-compute-13-0' --ncu gate_up "$config"

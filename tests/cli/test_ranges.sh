@@ -73,7 +73,7 @@ recompute='backward > layer 0 > recompute'
 check what_the_backward_makes_again_is_shown_there "$(grep recompute "$paths")" test "$(within step | grep recompute)" = "$(
   for _ in 1 2; do
     echo "$recompute"
-    for operation in repack qkv attention out gate_up; do echo "$recompute > $operation (cpu)"; done
+    for operation in requantize qkv attention out gate_up; do echo "$recompute > $operation (cpu)"; done
   done
 )"
 check every_micro_batch_is_shown "$(within step | grep -c '^forward$')" test "$(within step | grep -cx 'forward\|backward')" = 4

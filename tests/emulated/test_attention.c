@@ -112,7 +112,7 @@ int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err) 
   (void)api, (void)doing, (void)err;
   return status;
 }
-void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
+void cuda_requantize(Backend *be, int64_t M, int64_t N, Operand x) {
   (void)be, (void)M, (void)N, (void)x;
 }
 

@@ -182,9 +182,9 @@ static void down_dgrad_twin(const Subject *t, const Values *v) {
 
 // ---- FP8. Of kernels that no operation of ops.h is alone, the formula of what they leave.
 
-static void call_repack(Backend *be, const Subject *t, Arg *a) {
-  be->repack(be, t->M, t->s.D, a[0].x);
-  be->repack(be, t->M, t->s.D, a[1].x);
+static void call_requantize(Backend *be, const Subject *t, Arg *a) {
+  be->requantize(be, t->M, t->s.D, a[0].x);
+  be->requantize(be, t->M, t->s.D, a[1].x);
 }
 
 // One row is a walk over the weights: a backend that only writes.
@@ -362,7 +362,7 @@ static void cast_partly(const Subject *t) {
   out.by_col = NULL;
   out.data = act_buffer(&b, M * N, x);
   scalings_reset(be);
-  RUN_TWICE(&b, be->repack(be, M, N, out));
+  RUN_TWICE(&b, be->requantize(be, M, N, out));
   uint8_t *by_row = bytes_of(be, out.by_row, M * N);
   for (int64_t i = 0; i < M * N; i++)
     assert_int_equal(by_row[i / N * N + fp8_column_place(i % N)],
@@ -419,7 +419,7 @@ static void cast_largest(const Subject *t, Operand to, float largest) {
   float *values = floats(M * N);
   values[M * N / 2] = -largest;
   act_write(t->bf16, to.data, values, M * N);
-  t->bf16->repack(t->bf16, M, N, to);
+  t->bf16->requantize(t->bf16, M, N, to);
   free(values);
 }
 static Operand cast_memory(Bench *b, const Subject *t) {
@@ -568,7 +568,7 @@ static const Case cases[] = {
      .call = call_embed_backward_added, .with_fp32_gradients = true,
      .tensors = {T("tokens", "M1", TOKEN_RUNS), T("dx", "MD", IN), T("dE", "VD", GRAD_ADDED)}},
     // FP8. 1e-3 is for fast sums: 1e-3 was observed.
-    {"a_cast_leaves_both_copies", "repack", .call = call_repack, .fp8 = true,
+    {"a_cast_leaves_both_copies", "requantize", .call = call_requantize, .fp8 = true,
      .tensors = {T("x", "MD", IN, .scale = 2, LEAVES(DELAYED)),
                  T("rows", "MD", IN, .scale = 2, LEAVES(FIXED), .scaled_rows = true)}},
     {"embed_scales_rows_by_their_own_rms", "embed", .call = call_embed, .fp8 = true,

@@ -1,5 +1,5 @@
-// Two kinds of blocks in one launch (kernels/cuda/spread.h), in all numbers of both up to MOST.
-#include "kernels/cuda/spread.h"
+// Two kinds of blocks in one launch (kernels/cuda/interleave.h), in all numbers of both up to MOST.
+#include "kernels/cuda/interleave.h"
 #include "tests/support/test.h"
 
 enum { MOST = 40 };
@@ -11,7 +11,7 @@ static void fill(int *kinds, const int64_t *counts) {
   for (int kind = 0; kind < 2; kind++) {
     int64_t before = -1;
     for (int64_t k = 0; k < counts[kind]; k++) {
-      const int64_t place = spread_place(kind == 1, k, counts[kind], all);
+      const int64_t place = interleaved_place(kind == 1, k, counts[kind], all);
       assert_true(before < place && place < all); // in order
       assert_int_equal(kinds[place], -1);         // and alone there
       kinds[place] = kind;
@@ -45,14 +45,14 @@ TEST(kinds_are_spread_evenly) {
 
 TEST(a_kind_alone_keeps_its_places) {
   for (int64_t k = 0; k < MOST; k++) {
-    assert_int_equal(spread_place(true, k, MOST, MOST), k);
-    assert_int_equal(spread_place(false, k, MOST, MOST), k);
+    assert_int_equal(interleaved_place(true, k, MOST, MOST), k);
+    assert_int_equal(interleaved_place(false, k, MOST, MOST), k);
   }
 }
 
 // 405 billion weights.
 TEST(places_of_large_models_are_in_range) {
   const int64_t all = (int64_t)405e9 / 8192;
-  assert_int_equal(spread_place(false, all - 2, all - 1, all), all - 1);
-  assert_int_equal(spread_place(true, 0, 1, all), 0);
+  assert_int_equal(interleaved_place(false, all - 2, all - 1, all), all - 1);
+  assert_int_equal(interleaved_place(true, 0, 1, all), 0);
 }
