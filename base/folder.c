@@ -312,8 +312,8 @@ static int exchange(Folder *f, const char **removed, Error *err) {
   return exchange_by_renaming(f, err);
 }
 
-// now: what is at `path`. It is removed once the new names are on disk; the next writer removes what
-// cannot be removed now.
+// now: what is at `path`. It is removed once the new names are on disk; the next writer removes
+// what cannot be removed now.
 static int take_name(Folder *f, const FolderList *now, Error *err) {
   Error ignored;
   const char *removed = NULL;

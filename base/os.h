@@ -13,8 +13,8 @@ int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), voi
                  Error *err);
 
 // Has OpenMP start its threads, `threads` with this one; this thread's next parallel regions of as
-// many run on them, and those get no signals. out_of_memory where the system refuses them: OpenMP itself would end the
-// process.
+// many run on them, and those get no signals. out_of_memory where the system refuses them: OpenMP
+// itself would end the process.
 void thread_team(int threads);
 
 // The number of threads where no config sets it, and its reason. root: of the files with quotas, as

@@ -35,8 +35,8 @@ typedef struct Gpu {
 } Gpu;
 
 // The GPU that a backend can use, with all that it needs: CUDA's first, which is the fastest,
-// unless CUDA_VISIBLE_DEVICES chooses. -1 and the missing part in err where there is none. Allocates
-// no memory on the GPU but the driver's own.
+// unless CUDA_VISIBLE_DEVICES chooses. -1 and the missing part in err where there is none.
+// Allocates no memory on the GPU but the driver's own.
 int gpu_find(Gpu *gpu, Error *err);
 
 // cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows

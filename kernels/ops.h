@@ -17,8 +17,8 @@
 //     dW' = dz'^T x        dW = dW' * wn        dwn[k] = sum_n dW'[n,k] W[n,k]
 //
 // Element order: columns 2p and 2p+1 of z are gate and up of one feature (packed_row in
-// model/tensors.def says which), and q and k are stored so that RoPE rotates columns (2j, 2j+1) of a
-// head. y and v are in natural order.
+// model/tensors.def says which), and q and k are stored so that RoPE rotates columns (2j, 2j+1) of
+// a head. y and v are in natural order.
 #pragma once
 #include "base/os.h"
 #include "kernels/operations.h"

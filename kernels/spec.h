@@ -165,7 +165,7 @@ static inline bool documents_need_deterministic(int64_t d) {
   return d % 16 != 0;
 }
 
-// ---- Estimates of "Memory" above, without a backend: memory_bytes and host_bytes stay as they are.
+// ---- Estimates of "Memory" above, without a backend: memory_bytes and host_bytes stay.
 
 void spec_estimate_cpu(Spec *spec); // exact
 // Of the workspace only the parts that grow with the run.

@@ -25,8 +25,8 @@ typedef struct Snapshot Snapshot;
 typedef struct Bench Bench;
 
 typedef struct Cuda {
-  // First: a Backend * of a GPU backend is a Cuda *. Its spec has a copy of the scalings; gemm_cache
-  // is NULL once it is open.
+  // First: a Backend * of a GPU backend is a Cuda *. Its spec has a copy of the scalings;
+  // gemm_cache is NULL once it is open.
   Backend base;
   Gpu gpu;
   Gemm gemm;

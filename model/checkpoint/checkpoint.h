@@ -16,10 +16,10 @@
 // output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME:
 // with backend.masters=bf16 only the norm weights' masters, since the others are exact.
 //
-// A save makes the folder as base/folder.h says, then swings the symbolic link RUN/latest by rename,
-// and only then removes old checkpoints. Whatever fails, the checkpoint before and `latest` stay as
-// they were. If a crash leaves step-00000100.old alone, that is the checkpoint of its step. If the
-// file system has no symbolic links, the newest checkpoint is the one with the largest step.
+// A save makes the folder as base/folder.h says, then swings the symbolic link RUN/latest by
+// rename, and only then removes old checkpoints. Whatever fails, the checkpoint before and `latest`
+// stay as they were. If a crash leaves step-00000100.old alone, that is the checkpoint of its step.
+// If the file system has no symbolic links, the newest checkpoint is the one with the largest step.
 #pragma once
 #include "data/mixture.h"
 #include "data/model_folder.h"

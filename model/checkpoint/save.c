@@ -232,7 +232,8 @@ int checkpoint_take_back(const char *run_dir, int64_t step, Error *err) {
   return point_link(run_dir, LATEST_LINK, step, &no_links, err);
 }
 
-// ---- What goes. A link, and a folder that holds more than saves write, stay, and the caller is told
+// ---- What goes. A link, and a folder that holds more than saves write, stay, and the caller is
+// told
 
 static void remark(Error *left, const Error *why) {
   error_append(left, "%s%s", left->text[0] ? "; " : "", why->text);
@@ -259,7 +260,8 @@ int64_t checkpoint_best(const char *run_dir) {
   return link_step(run_dir, BEST_LINK);
 }
 
-// Of the complete checkpoints up to this step these stay, in the order in which a resume tries them:
+// Of the complete checkpoints up to this step these stay, in the order in which a resume tries
+// them:
 //   the newest keep_checkpoints;
 //   the one that RUN/best names, or without a link the state's best;
 //   the newest keep_checkpoints - 1, at least one, after which an update was applied. Its loss was

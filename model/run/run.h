@@ -114,8 +114,8 @@ typedef struct Run {
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
 
-// For run_open: what the run starts from, checked against its configuration, data and tokenizer. The
-// folder's newest checkpoint that can be read, train.init_from, or random weights.
+// For run_open: what the run starts from, checked against its configuration, data and tokenizer.
+// The folder's newest checkpoint that can be read, train.init_from, or random weights.
 int run_find_start(Run *run, Error *err);
 // For run_open: the start-up table, and the log's first record.
 void run_report_start(Run *run);
@@ -178,13 +178,13 @@ bool run_folder_due(const Run *run); // run_check_folder has not looked for a se
 // writes nothing any more, neither saves nor log lines, and -1 ends training: the message names the
 // last checkpoint.
 int run_check_folder(Run *run, bool now, Error *err);
-// Begins a save, or writes it at once where run->saves.background is NULL; the one before has ended. Nothing
-// where the step is saved already or train.save_interval says never.
+// Begins a save, or writes it at once where run->saves.background is NULL; the one before has
+// ended. Nothing where the step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
 // A run's last save: waits for all steps and for the save.
 int run_save_last(Run *run, Error *err);
-// Where the data turned out to be bad, as err says: saves the steps that were done, and adds that to
-// the message. Always -1.
+// Where the data turned out to be bad, as err says: saves the steps that were done, and adds that
+// to the message. Always -1.
 int run_bad_data(Run *run, Error *err);
 // Comes before an update, which changes the tensors that a background save copies.
 void run_save_copied(Run *run);

@@ -160,8 +160,8 @@ static void run_scenario(const Scenario *scenario) {
   tiny_test_close(&t.tiny);
 }
 
-// The calls of a folder itself are struck in test_folder_faults: here it is the files, the links and what
-// is removed.
+// The calls of a folder itself are struck in test_folder_faults: here it is the files, the links
+// and what is removed.
 TEST(a_struck_first_save_leaves_nothing_or_a_checkpoint) {
   run_scenario(&(Scenario){.name = "first save", .during = 200, .keep = 2});
 }

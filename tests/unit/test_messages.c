@@ -1,5 +1,5 @@
-// What is wrong in an input is said in one sentence with the words of tests/fixtures/messages.txt, which
-// describes its rows.
+// What is wrong in an input is said in one sentence with the words of tests/fixtures/messages.txt,
+// which describes its rows.
 #include "data/chat/render.h"
 #include "data/mixture.h"
 #include "data/prepare/corpus.h"
