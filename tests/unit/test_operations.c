@@ -113,7 +113,8 @@ TEST(bytes_are_those_of_the_arrays) {
       {OP_embed, 2 * M * D * e, 2 * M * D * e},
       {OP_rope_backward, 3 * M * R * e, 0},
       {OP_embed_backward, (M * D + V * D) * e, (M * D + V * D) * e},
-      {OP_head_loss, 0, 4 * M / 2 * D * e}, // of a chunk x and rows of W in, x in, u x out
+      {OP_requantize, 3 * M * D * e, 3 * M * D * e}, // values in, both copies out
+      {OP_head_loss, 0, 4 * M / 2 * D * e},          // of a chunk x and rows of W in, x in, u x out
       {OP_validation_loss, 0, 2 * M / 2 * D * e},
       {OP_gate_up, 0, 0},
       // weight, two moments in and out, gradient in; the compute copy out
@@ -150,6 +151,43 @@ TEST(muons_bytes_and_flops_are_those_of_its_rule) {
   assert_true(m.flops == LAYERS * MUON_STEPS * (wide + 2 * kv));
   close_model(&adamw);
   close_model(&muon);
+}
+
+// ---- Programs
+
+typedef struct Programs {
+  const char *function, *name, *fp8;
+} Programs;
+
+static bool same_programs(Programs a, Programs b) {
+  return strcmp(a.function, b.function) == 0 && strcmp(a.name, b.name) == 0 &&
+         strcmp(a.fp8, b.fp8) == 0;
+}
+
+// kernels/fused/operations.c: fused_qkv runs ROPE, and so on. PROMOTED is for sums over F and 2 F.
+TEST(programs_are_those_that_the_functions_run) {
+  static const Programs rows[OPERATION_COUNT] = {
+#define OP(name, type, function, program, fp8, ...) [OP_##name] = {#function, #program, #fp8},
+#include "kernels/ops.def"
+#undef OP
+  };
+  static const Programs fused[] = {
+      {"qkv", "ROPE", "ROPE_FP8"},
+      {"residual", "RESIDUAL", "RESIDUAL_FP8"},
+      {"gate_up", "SWIGLU", "SWIGLU_FP8"},
+      {"head_loss", "PROBABILITIES", "PROBABILITIES_FP8"},
+      {"head_dgrad", "NORM_DGRAD", "NORM_DGRAD_FP8"},
+      {"down_dgrad", "SWIGLU_BACKWARD", "SWIGLU_BACKWARD_FP8"},
+      {"norm_dgrad", "NORM_DGRAD_RESIDUAL", "NORM_DGRAD_RESIDUAL_FP8"}};
+  for (Operation i = 0; i < OPERATION_COUNT; i++) {
+    Programs expected = {rows[i].function, "NONE", "NONE"};
+    for (size_t k = 0; k < sizeof fused / sizeof *fused; k++)
+      if (strcmp(rows[i].function, fused[k].function) == 0) expected = fused[k];
+    if (i == OP_down) expected.fp8 = "RESIDUAL_PROMOTED_FP8";
+    if (i == OP_gate_up_dgrad) expected.fp8 = "NORM_DGRAD_RESIDUAL_PROMOTED_FP8";
+    if (!same_programs(rows[i], expected))
+      fail_msg("%s: %s, %s", operation_name(i), rows[i].name, rows[i].fp8);
+  }
 }
 
 // ---- Marks
