@@ -111,6 +111,27 @@ TEST(copies_are_scaled_values) {
   small_close(&s);
 }
 
+static void check_apart(Operand read, Operand written) {
+  assert_non_null(read.by_row);
+  assert_ptr_not_equal(read.by_row, written.by_row);
+}
+
+// On a GPU an operation still reads rows of one tile while it stores another.
+TEST(no_operation_writes_copies_where_it_reads) {
+  SmallModel s = small_open((SmallShape){.fp8 = true});
+  for (int64_t l = 0; l < s.llama.spec.L; l++) {
+    const LayerActs *a = &s.llama.acts.layers[l];
+    check_apart(a->o, a->x1);
+    check_apart(a->x1, a->y);
+    check_apart(a->y, a[1].x);
+    check_apart(a[1].dx, a->dz);
+    check_apart(a->dz, a->dx1);
+    check_apart(a->dqkv_prime, a->dx);
+  }
+  check_apart(s.llama.acts.dlogits, s.llama.acts.layers[s.llama.spec.L].dx);
+  small_close(&s);
+}
+
 // What is still there when a backward ends: that of layer 0's attention.
 TEST(products_are_those_of_the_copies) {
   SmallModel s = small_open((SmallShape){.fp8 = true});

@@ -677,6 +677,13 @@ TEST(saving_memory_saves_what_the_plan_says) {
   memory_plan(&chunked, &model, &spec);
   const size_t M = 24, F = 20, D = 16, R = 32, H = 4, Hd = 16, V = 11, element = sizeof(float),
                round = 256;
+  MemoryPlan none_fp8, mlp_fp8;
+  spec.fp8 = true;
+  spec.loss_chunks = 1;
+  spec.recompute = RECOMPUTE_NONE;
+  memory_plan(&none_fp8, &model, &spec);
+  spec.recompute = RECOMPUTE_MLP;
+  memory_plan(&mlp_fp8, &model, &spec);
   const size_t saved_mlp = none.total_bytes - mlp.total_bytes,
                saved_layer = mlp.total_bytes - layer.total_bytes;
   // Two of three layers have none of their own, of one layer it is the one that all would share.
@@ -684,6 +691,10 @@ TEST(saving_memory_saves_what_the_plan_says) {
   assert_int_equal(one.total_bytes, none.total_bytes);
   // Four of five layers; every buffer is rounded up to 256 bytes.
   assert_in_range(saved_mlp, 4 * 3 * M * F * element, 4 * (3 * M * F * element + 2 * round));
+  // In FP8 z, and the copies by column of y and x1.
+  const size_t saved_fp8 = (2 * M * F + fp8_padded(M) * (F + D)) * element;
+  assert_in_range(none_fp8.total_bytes - mlp_fp8.total_bytes, 4 * saved_fp8,
+                  4 * (saved_fp8 + 3 * round));
   const size_t kept = (R + Hd + D + H + 1) * M * element; // qkv, o, x1, lse, x1_sumsq
   assert_in_range(saved_layer, 4 * kept - 4 * 5 * round, 4 * (kept + 5 * round));
   assert_in_range(layer.total_bytes - chunked.total_bytes, (M - M / 4) * V * element - round,
