@@ -1,26 +1,138 @@
 #!/usr/bin/env python3
-"""Table and picture of scripts/time_to_loss.sh: how long each recipe's runs needed to reach a loss.
+"""Trains recipes over several seeds and prints how long each needs to reach a loss.
 
-usage: time_to_loss.py OUT --seeds S ... --recipes NAME ... [--target LOSS]
+usage: scripts/time_to_loss.py RECIPES OUT [options] [section.key=value ...]
 
-Reads OUT/NAME/seed-S/log.jsonl, prints the table, and writes OUT/table.md and OUT/loss.png.
+RECIPES is small (ten minutes a run on two cores), 110m, 350m, or a file with lines like these:
+
+  all CONFIG.json section.key=value ...    what every run has
+  NAME section.key=value ...               a recipe; the others are compared with the first
+  NAME peer=compile+amp ...                the same in PyTorch (scripts/peers/torch_llama.py --help)
+
+A recipe with another horizon has a train.steps of its own. Keys of the command line are for every
+run, over what the file says. OUT gets
+
+  NAME/seed-S/log.jsonl    the runs; one that is done is not run again
+  table.md                 the table that is printed
+  loss.png                 validation loss over seconds (needs matplotlib)
+
+scripts/README.md says what is measured, and how it is averaged over seeds.
 """
 import argparse
+import itertools
+import json
 import math
+import os
 import pathlib
+import shutil
 import statistics
+import subprocess
 import sys
 
 from plot import COLOURS, Run, load_pyplot, save
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def fail(sentence):
     sys.exit(f"time_to_loss.py: {sentence}")
 
 
-def mean(values):
-    return sum(values) / len(values)
+# ---- Runs
 
+def read_recipes(path, overrides):
+    """Of each recipe the words of its command and its peer, or None."""
+    common, recipes = [], {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, *words = line.split("#")[0].split() or [""]
+        peers = [word[5:] for word in words if word.startswith("peer=")]
+        words = [word for word in words if not word.startswith("peer=")]
+        if name == "all":
+            common = words
+        elif name in recipes:
+            fail(f"{path}: there are two recipes '{name}'")
+        elif name:
+            recipes[name] = words, peers[0] if peers else None
+    if not common or not common[0].endswith(".json"):
+        fail(f"{path}: there is no line 'all CONFIG.json ...'")
+    return {name: ([*common, *words, *overrides], peer) for name, (words, peer) in recipes.items()}
+
+
+def choose(recipes, options):
+    for name in options.only:
+        if name not in recipes:
+            fail(f"there is no recipe '{name}' in {options.recipes}; it has {' '.join(recipes)}")
+    chosen = {name: recipes[name] for name in options.only or recipes
+              if options.peer or recipes[name][1] is None}
+    return chosen or fail(f"no recipe is left of {options.recipes}; those with peer= need --peer")
+
+
+def check_recipes(recipes):
+    """What ./train would refuse is said before the first run, not hours later. Returns a config."""
+    for name, (words, _) in recipes.items():
+        said = subprocess.run(["./train", "--plan", *words], capture_output=True, text=True,
+                              check=False)
+        if said.returncode:
+            fail(f"recipe {name}: {said.stderr.strip()}")
+    return json.JSONDecoder().raw_decode(said.stdout)[0]
+
+
+def make_data(options, vocabulary):
+    """The folder with token files, which are made if none is given."""
+    if options.data:
+        if not all(any(options.data.glob(f"{part}-*.bin")) for part in ("train", "val")):
+            fail(f"'{options.data}' has no train-*.bin or no val-*.bin; ./prepare makes them")
+        return options.data
+    data, tok, text = options.out / "data", options.out / "tok", options.text
+    prepare = ["./prepare", "--val-fraction", "0.02", "--tokenizer", tok, "--out", data, text]
+    for made, command in (
+            (text, ["scripts/fetch_text.sh", text.parent]),
+            (tok, ["./prepare", "--train-tokenizer", str(vocabulary), "--out", tok, text]),
+            (data, prepare)):
+        if not made.exists() and subprocess.run(command, check=False).returncode:
+            sys.exit(1)
+    return data
+
+
+def run(folder, command):
+    """Once; what it says is in said.txt. Half a run starts over: its time is worth nothing."""
+    done, log, text = folder / "done", folder / "log.jsonl", " ".join(command) + "\n"
+    if done.exists():
+        if done.read_text(encoding="utf-8") != text:
+            fail(f"{folder} was run with other settings; remove it, or give another OUT")
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    print(f"{folder.parent.name}, {folder.name}", end=": ", flush=True)
+    with open(folder / "said.txt", "wb") as file:
+        status = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+    if status == 0 and log.exists() and log.read_text(encoding="utf-8").endswith('"done"}\n'):
+        done.write_text(text, encoding="utf-8")
+        print(f"validation loss {Run(folder).series('val', 'loss')[1][-1]:.4f}", flush=True)
+        return True
+    said = (folder / "said.txt").read_text(encoding="utf-8", errors="replace").strip()
+    print(f"it did not run to its end: {said[said.rfind(chr(10)) + 1:]}", flush=True)
+    return False
+
+
+def run_all(options, recipes):
+    """Trains what is missing. Returns whether all ran to their ends."""
+    data = make_data(options, check_recipes(recipes)["model"]["vocab_size"])
+    good = True
+    for seed in options.seeds:
+        for name, (words, peer) in recipes.items():
+            folder, program = options.out / name / f"seed-{seed}", ["./train"]
+            if peer:
+                program = [os.environ.get("PYTHON", "python3"), "scripts/peers/torch_llama.py",
+                           peer]
+            good &= run(folder, [
+                *program, words[0], f"data.train={data}/train-*.bin", f"data.val={data}/val-*.bin",
+                "train.save_interval=-1", "train.sample_interval=-1", *words[1:],
+                f"train.seed={seed}", f"output.dir={folder}"])
+    return good
+
+
+# ---- What they needed
 
 def standard_error(values):
     """Of their mean; NaN of a single one."""
@@ -28,7 +140,7 @@ def standard_error(values):
 
 
 class Times:
-    """A run's validations: their steps, losses, and the tokens and seconds of training before each."""
+    """A run's validations: their steps, losses, and tokens and seconds of training before each."""
 
     def __init__(self, folder):
         log = Run(folder)
@@ -36,18 +148,14 @@ class Times:
         _, rates = log.series("train", "tokens_per_s")
         self.steps, self.losses = log.series("val", "loss")
         self.read = set(log.series("val", "tokens")[1])
-        if len(self.steps) < 2 or len(self.read) != 1:
-            fail(f"{folder} has fewer than two validations, or they read different tokens")
-        if not all(map(math.isfinite, self.losses)):
-            fail(f"{folder} has a validation loss that is not finite: remove the recipe, or lower its rate")
-        self.ms = statistics.median(ms)
+        if len(self.steps) < 2 or not all(map(math.isfinite, self.losses)):
+            fail(f"{folder} has fewer than two validations, or a loss that is not finite: remove "
+                 "the recipe, or lower its rate")
+        self.ms = ms[0] = statistics.median(ms)
         step_tokens = round(statistics.median(m * rate for m, rate in zip(ms, rates)) / 1000)
-        so_far, elapsed = 0.0, {0: 0.0}
-        for step, one in zip(steps, ms):
-            so_far += (self.ms if step == steps[0] else one) / 1000
-            elapsed[step] = so_far
+        elapsed = dict(zip([0, *steps], itertools.accumulate(ms, initial=0)))
         self.tokens = [step * step_tokens for step in self.steps]
-        self.seconds = [elapsed[step] for step in self.steps]
+        self.seconds = [elapsed[step] / 1000 for step in self.steps]
 
 
 class Recipe:
@@ -58,111 +166,149 @@ class Recipe:
         self.name, self.runs = name, [Times(path) for path in paths if (path / "done").exists()]
         if not self.runs:
             return
-        first = self.runs[0]
-        if any(run.steps != first.steps for run in self.runs):
+        self.steps, self.tokens = self.runs[0].steps, self.runs[0].tokens
+        if any(run.steps != self.steps for run in self.runs):
             fail(f"the runs of {out / name} have their validations at different steps")
-        self.steps, self.tokens = first.steps, first.tokens
-        self.losses = [mean(at) for at in zip(*(run.losses for run in self.runs))]
-        self.seconds = [mean(at) for at in zip(*(run.seconds for run in self.runs))]
+        losses = list(zip(*(run.losses for run in self.runs)))
+        self.losses = list(map(statistics.fmean, losses))
+        self.errors = list(map(standard_error, losses))
+        self.seconds = list(map(statistics.fmean, zip(*(run.seconds for run in self.runs))))
         self.ms = statistics.median(run.ms for run in self.runs)
-        self.error = standard_error([run.losses[-1] for run in self.runs])
 
     def crossing(self, target):
-        """Steps, tokens and seconds at which the mean first reaches the target, and what share of the seconds is their
-        standard error; None where it does not."""
+        """Steps, tokens and seconds at which the mean first reaches the target, and what share of
+        the seconds is their standard error; None where it does not."""
         at = next((i for i, loss in enumerate(self.losses) if loss <= target), None)
         if at is None:
             return None
         if at == 0:
-            fail(f"{self.name} has the target before its first step; give a lower --target than {self.losses[0]:.4f}")
-        share = (self.losses[at - 1] - target) / (self.losses[at - 1] - self.losses[at])
+            fail(f"{self.name} has the target before its first step; give a lower --target than "
+                 f"{self.losses[0]:.4f}")
+        fall = self.losses[at - 1] - self.losses[at]
+        share = (self.losses[at - 1] - target) / fall
 
         def between(values):
             return values[at - 1] + share * (values[at] - values[at - 1])
 
-        slope = (self.losses[at - 1] - self.losses[at]) / (self.seconds[at] - self.seconds[at - 1])
+        slope = fall / (self.seconds[at] - self.seconds[at - 1])
         error = standard_error([between(run.losses) for run in self.runs]) / slope
-        return between(self.steps), between(self.tokens), between(self.seconds), error / between(self.seconds)
+        seconds = between(self.seconds)
+        return between(self.steps), between(self.tokens), seconds, error / seconds
 
 
 def with_error(value, error, digits):
     return f"{value:.{digits}f}" + (f" +- {error:.{digits}f}" if math.isfinite(error) else "")
 
 
-def row(recipe, target, base):
-    """A line of the table. `base` is the first recipe's crossing."""
-    cells = [recipe.name, f"{len(recipe.runs)}", f"{recipe.ms:.1f}", with_error(recipe.losses[-1], recipe.error, 4),
-             f"{recipe.steps[-1]}", f"{recipe.tokens[-1] / 1e6:.3f}", f"{recipe.seconds[-1]:.1f}"]
-    there = recipe.crossing(target)
-    if there is None:
-        cells += ["not reached", "", "", "", ""]
-    else:
-        steps, tokens, seconds, share = there
-        cells += [with_error(steps, share * steps, 0), with_error(tokens / 1e6, share * tokens / 1e6, 3),
-                  with_error(seconds, share * seconds, 1)]
-        cells += [f"{tokens / base[1]:.3f}", f"{seconds / base[2]:.3f}"] if base else ["", ""]
-    return f"| {' | '.join(cells)} |"
-
-
 def table(recipes, target):
-    heads = ["recipe", "seeds", "ms a step", "final loss", "steps", "M tokens", "s", f"steps to {target:.4f}",
-             "M tokens", "s", "tokens", "s, of the first's"]
     base = recipes[0].crossing(target)
-    return "\n".join([f"| {' | '.join(heads)} |", "|" + "---|" * len(heads),
-                      *(row(recipe, target, base) for recipe in recipes)])
+    lines = [["recipe", "seeds", "ms a step", "final loss", "steps", "M tokens", "s",
+              f"steps to {target:.4f}", "M tokens", "s", "tokens", "s, of the first's"]]
+    lines.append(["---"] * len(lines[0]))
+    for recipe in recipes:
+        lines.append([recipe.name, f"{len(recipe.runs)}", f"{recipe.ms:.1f}",
+                      with_error(recipe.losses[-1], recipe.errors[-1], 4), f"{recipe.steps[-1]}",
+                      f"{recipe.tokens[-1] / 1e6:.3f}", f"{recipe.seconds[-1]:.1f}"])
+        there = recipe.crossing(target)
+        if not there:
+            lines[-1] += ["not reached", "", "", "", ""]
+            continue
+        steps, tokens, seconds, share = there
+        lines[-1] += [with_error(steps, share * steps, 0),
+                      with_error(tokens / 1e6, share * tokens / 1e6, 3),
+                      with_error(seconds, share * seconds, 1),
+                      f"{tokens / base[1]:.3f}" if base else "",
+                      f"{seconds / base[2]:.3f}" if base else ""]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def draw(recipes, target, path):
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(layout="constrained", figsize=(10, 5.6))
+    figure, axes = load_pyplot().subplots(layout="constrained", figsize=(10, 5.6))
     for index, recipe in enumerate(recipes):
-        errors = [standard_error(at) for at in zip(*(run.losses for run in recipe.runs))]
-        axes.errorbar(recipe.seconds, recipe.losses, yerr=errors if math.isfinite(errors[0]) else None,
-                      color=COLOURS[index % len(COLOURS)], linestyle=["-", "--", ":"][index // len(COLOURS) % 3],
-                      linewidth=1.4, elinewidth=0.8, label=f"{recipe.name} ({recipe.losses[-1]:.3f})")
+        axes.errorbar(recipe.seconds, recipe.losses, yerr=recipe.errors,
+                      color=COLOURS[index % len(COLOURS)], linewidth=1.4, elinewidth=0.8,
+                      linestyle=["-", "--", ":"][index // len(COLOURS) % 3],
+                      label=f"{recipe.name} ({recipe.losses[-1]:.3f})")
     axes.axhline(target, color="#555555", linewidth=0.8, linestyle=(0, (6, 4)))
     ends = [recipe.losses[-1] for recipe in recipes]
     # What is before a fifth of the first run is too steep to tell recipes apart.
     early = recipes[0].losses[len(recipes[0].losses) // 5]
     axes.set_ylim(min(ends) - 0.1 * (early - min(ends)), max(early, max(ends)))
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("validation loss (nats per token)")
+    axes.set(xlabel="seconds of training", ylabel="validation loss (nats per token)")
     axes.set_title(f"Validation loss, target {target:.4f}", loc="left", fontweight="bold")
     axes.grid(True, alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     save(figure, path)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--seeds", nargs="+", required=True)
-    parser.add_argument("--recipes", nargs="+", required=True)
-    parser.add_argument("--target", type=float, help="without it, what the first recipe ends with")
-    options = parser.parse_args()
-    recipes = [Recipe(options.out, name, options.seeds) for name in options.recipes]
-    for recipe in recipes:
-        if len(recipe.runs) < len(options.seeds):
-            print(f"{recipe.name}: {len(recipe.runs)} of {len(options.seeds)} runs are done", file=sys.stderr)
-    if options.target is None and not recipes[0].runs:
-        fail(f"{recipes[0].name}, whose final loss is the target, has no run; --target names another one")
-    recipes = [recipe for recipe in recipes if recipe.runs]
-    if not recipes:
-        fail("no run is done")
+def compare(recipes, options):
+    """Prints the table and draws the picture."""
     read = set().union(*(run.read for recipe in recipes for run in recipe.runs))
     if len(read) > 1:
-        fail(f"validations read {' and '.join(f'{n:.0f}' for n in sorted(read))} tokens: where a recipe changes "
-             "train.batch_size, train.eval_batches has to follow")
+        fail(f"validations read {' and '.join(f'{n:.0f}' for n in sorted(read))} tokens: where a "
+             "recipe changes train.batch_size, train.eval_batches has to follow")
     target = options.target if options.target is not None else recipes[0].losses[-1]
     said = table(recipes, target)
-    print(said)
-    (options.out / "table.md").write_text(said + "\n", encoding="utf-8")
+    print(said, end="")
+    (options.out / "table.md").write_text(said, encoding="utf-8")
     try:
         draw(recipes, target, options.out / "loss.png")
     except SystemExit as without:  # matplotlib is missing: the table is there without it
         print(without, file=sys.stderr)
 
 
+def parse():
+    """The command line, with paths that outlive a change of folder, and its overrides."""
+    def path(text):
+        full = pathlib.Path(text).resolve()
+        return full.relative_to(ROOT) if full.is_relative_to(ROOT) else full
+
+    def numbers(text):
+        return [int(word) for word in text.split()]
+
+    parser = argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = fail
+    parser.add_argument("recipes", metavar="RECIPES")
+    parser.add_argument("out", metavar="OUT", type=path)
+    parser.add_argument("--data", metavar="FOLDER", type=path, help="token files of ./prepare; "
+                        "without it they are made in OUT/data, of the model's vocabulary")
+    parser.add_argument("--text", type=path, help="what ./prepare takes; without it "
+                        "scripts/fetch_text.sh fetches OUT/text")
+    parser.add_argument("--seeds", metavar="'S ...'", default=[1, 2, 3], type=numbers,
+                        help="of weights and order ('1 2 3')")
+    parser.add_argument("--only", metavar="'NAME ...'", default=[], type=str.split,
+                        help="these recipes; the first is then the first of these")
+    parser.add_argument("--target", metavar="LOSS", type=float,
+                        help="validation loss to reach; without it, the first recipe's at its end")
+    parser.add_argument("--peer", action="store_true", help="the recipes with peer=, too; PYTHON "
+                        "(python3) has torch 2.9 or later")
+    options, overrides = parser.parse_known_args()
+    shipped = ROOT / f"scripts/recipes/{options.recipes}.txt"
+    options.recipes = shipped if shipped.exists() else pathlib.Path(options.recipes).resolve()
+    options.text = options.text or options.out / "text/text.jsonl.zst"
+    if not options.recipes.is_file():
+        fail(f"there is no file '{options.recipes.name}'; shipped are "
+             f"{' '.join(sorted(path.stem for path in shipped.parent.glob('*.txt')))}")
+    return options, overrides
+
+
+def main():
+    options, overrides = parse()
+    os.chdir(ROOT)
+    for program in "train", "prepare":
+        if not os.access(program, os.X_OK):
+            fail(f"there is no program './{program}'; build it: make all")
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # train would start itself over to set it
+    recipes = choose(read_recipes(options.recipes, overrides), options)
+    good = run_all(options, recipes)
+    measured = [Recipe(options.out, name, options.seeds) for name in recipes]
+    compare([one for one in measured if one.runs] or fail("no run is done"), options)
+    return 0 if good else 1
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

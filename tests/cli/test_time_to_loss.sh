@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/time_to_loss.sh with tiny runs: the table's numbers are those of the logs, by awk; done runs stay; mistakes are said.
+# scripts/time_to_loss.py with tiny runs: the table's numbers are those of the logs, by awk; done runs stay; mistakes are said.
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
@@ -20,7 +20,7 @@ short train.steps=18 optimizer.learning_rate=0.01 train.batch_size=4 train.eval_
 still optimizer.learning_rate=1e-9
 torch peer=eager optimizer.learning_rate=0.01
 END
-measure() { scripts/time_to_loss.sh "$folder/recipes.txt" "$out" --data "$folder/data" "$@" >"$folder/said" 2>"$folder/said.err"; }
+measure() { scripts/time_to_loss.py "$folder/recipes.txt" "$out" --data "$folder/data" "$@" >"$folder/said" 2>"$folder/said.err"; }
 
 measure --seeds '1 2 3'
 status=$?
@@ -98,26 +98,26 @@ check a_target_can_be_given "$(row fast), not $(expected fast 5.4)" agrees fast 
 wrong() { # NAME WORDS ARGUMENTS...
   local name=$1 words=$2
   shift 2
-  scripts/time_to_loss.sh "$@" >"$folder/said" 2>"$folder/said.err"
+  scripts/time_to_loss.py "$@" >"$folder/said" 2>"$folder/said.err"
   local status=$?
   check "$name" "status $status, it said: $(cat "$folder/said.err")" test "$status $(grep -cF -- "$words" "$folder/said.err")" = '1 1'
 }
 recipes() { printf '%s\n' "$@" >"$folder/bad.txt"; }
 given=(--data "$folder/data")
 wrong recipes_that_are_not_there_are_named "there is no file 'tiny'; shipped are 110m 350m small" tiny "$out"
-wrong an_out_is_needed 'which recipes, and where to?' small
-wrong seeds_are_numbers "--seeds 'one': whole numbers" small "$out" --seeds one
-wrong a_target_is_a_loss "--target 'low': a loss" small "$out" --target low
+wrong an_out_is_needed 'arguments are required: OUT' small
+wrong seeds_are_numbers "--seeds: invalid numbers value: 'one'" small "$out" --seeds one
+wrong a_target_is_a_loss "--target: invalid float value: 'low'" small "$out" --target low
 wrong data_without_tokens_are_refused "'$folder' has no train-*.bin" "$folder/recipes.txt" "$out" --data "$folder"
 wrong a_recipe_that_is_not_there_is_named "there is no recipe 'best' in $folder/recipes.txt; it has plain fast" "$folder/recipes.txt" "$out" --only best
 wrong peers_alone_need_peer 'those with peer= need --peer' "$folder/recipes.txt" "$out" --only torch
 wrong other_settings_need_another_folder "plain/seed-1 was run with other settings" "$folder/recipes.txt" "$out" "${given[@]}" train.steps=20
 recipes 'all configs/quickstart.json' 'one' 'one'
-wrong a_recipe_is_there_once "bad.txt:3: there are two recipes 'one'" "$folder/bad.txt" "$out"
+wrong a_recipe_is_there_once "bad.txt: there are two recipes 'one'" "$folder/bad.txt" "$out"
 recipes 'one'
 wrong a_config_is_needed "there is no line 'all CONFIG.json ...'" "$folder/bad.txt" "$out"
 recipes 'all configs/quickstart.json' 'one steps=3'
-wrong a_setting_has_a_section "bad.txt:2: 'steps=3' is not section.key=value" "$folder/bad.txt" "$out"
+wrong a_setting_has_a_section "recipe one: train: override 'steps=3'" "$folder/bad.txt" "$out"
 recipes "all $folder/config.json" 'one train.stepz=3'
 wrong a_wrong_key_is_said_before_the_first_run "recipe one: train: " "$folder/bad.txt" "$folder/other" "${given[@]}"
 recipes "all $folder/config.json" 'one' 'two train.batch_size=1'
