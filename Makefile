@@ -67,9 +67,11 @@ ifdef HAVE_CUDA
 test-gpu: gpu-programs ## build and run the tests that need a GPU
 	JOBS=$${JOBS:-8} OMP_NUM_THREADS=$${OMP_NUM_THREADS:-4} TEST_SECONDS=$${TEST_SECONDS:-300} \
 	  scripts/run_tests.sh --together $(GPU_TOGETHER) --alone $(GPU_ALONE)
+# Few layers of a width start fast; more change no operation and no layer.
 bench: train $(BENCH_FUSED) ## time kernels, layers and steps on a GPU
 	$(BENCH_FUSED) all
-	scripts/compare.sh
+	set -e; for width in 1b:8 7b:4 70b:2; do ./train --bench configs/$${width%:*}-width.json \
+	  model.num_hidden_layers=$${width#*:}; done
 kernels: train ## list the fused kernels: tile, registers, stack, spills
 	@scripts/compile_fused.sh --show $(patsubst %.cu,build/release/%.ptxas,$(FUSED_CU))
 program: $(PROGRAM:.cu=.o) ## compile one fused program alone: make program NAME=residual

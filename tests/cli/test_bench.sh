@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./train --bench on a CPU, and scripts/compare.sh as a user meets it on a machine without a GPU.
+# ./train --bench on a CPU.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 export CUDA_VISIBLE_DEVICES= # on a machine with one, too
@@ -39,25 +39,4 @@ check an_operation_alone_has_no_step "$said" test "$(grep -c '^step  *[0-9]*\.' 
 benched fp8_muon_and_recompute_are_benched optimizer.kind=muon backend.precision=fp8 train.recompute=layer \
   model.hidden_size=128 model.intermediate_size=256
 check they_have_operations_of_their_own "$(rows)" grep -q 'requantize grads_finish muon adamw' <<<"$(rows)"
-
-# ---- scripts/compare.sh
-export TRAIN OUT=$folder/compare
-said=$(scripts/compare.sh --help)
-check compare_says_how_to_call_it "$said" grep -q '^usage: scripts/compare.sh' <<<"$said"
-
-# compare_refuses NAME WORDS ARGUMENTS...: fails, and says the words.
-compare_refuses() {
-  local name=$1 words=$2 status
-  shift 2
-  said=$(scripts/compare.sh "$@" 2>&1)
-  status=$?
-  if [ $status = 0 ]; then fails "$name" "exit status 0, and it said: $said"
-  elif [[ $said != *"$words"* ]]; then fails "$name" "'$words' is not in what it said: $said"
-  else passes "$name"; fi
-}
-compare_refuses an_unknown_width_lists_those_there_are '1b, 7b and 70b' 8b
-compare_refuses without_a_gpu_compare_says_so 'backend.device is "cuda"' 1b
-check without_a_gpu_compare_leaves_no_result "$(ls "$OUT")" test ! -s "$OUT/1b.txt"
-TRAIN=$folder/absent compare_refuses a_program_that_is_not_built_is_named 'make all'
-OUT=$config/x compare_refuses a_folder_that_cannot_be_made_is_named 'OUT='
 exit "$failed"
