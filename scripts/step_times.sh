@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Times whole training steps on this machine and prints a table: of steps 11 to STEPS (40) the
-# median, and the least to the most.
-# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default; quickstart,
-# the default on a CPU
-# Each model runs in each of PRECISION (bf16; also fp8), of whose peak MFU is a part, and
-# with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay, mma_sync
-# those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them;
-# PYTHON (python3) is what runs it, and its MFU follows from the times of ours before it. A run that
-# fails is said, and the others go on.
-# OPTIMIZER is adamw, or muon. Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
-# is written below a temporary folder. DEVICE=cpu times on the CPU, in PRECISION fp32; also bf16, of
-# products alone.
+# median, the least to the most, and the median over that of the first row of its model.
+# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default;
+# quickstart, the default on a CPU
+# Each model runs in each of PRECISION (bf16; also fp8) with each of KERNELS ('auto unfused'): auto
+# are the fused kernels, where they pay, mma_sync those on the mainloop of every GPU. With PEERS,
+# such as 'compile compile+amp' (scripts/peers/torch_llama.py --help lists them), our steps are timed
+# before and after those of PyTorch; PYTHON (python3) has torch. A run that fails is said, and the
+# next one follows.
+# OPTIMIZER is adamw, or muon. Embeddings are untied, nothing is validated, the tokens are this
+# repository's sources, and all files are below a temporary folder. DEVICE=cpu times on the CPU, in
+# PRECISION fp32; also bf16, of products alone.
 set -euo pipefail
 export LC_ALL=C # awk and sort read 1.5, not 1,5
 case ${1:-} in -h | --help)
@@ -22,17 +22,18 @@ cd "$(dirname "$0")/.."
 for program in ./train ./prepare; do
   [ -x $program ] || { echo "step_times.sh: there is no program '$program'; build it: make all" >&2 && exit 1; }
 done
-folder=$(mktemp -d -p "${TMPDIR:-/tmp}")
+folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-find base data model kernels scripts -type f -name '*.[ch]' -print0 | xargs -0 cat >"$folder/sources.txt"
+find base data model kernels -type f -name '*.[ch]' -print0 | xargs -0 cat >"$folder/sources.txt"
 for _ in $(seq 8); do cat "$folder/sources.txt"; done >"$folder/text.txt"
 ./prepare --out "$folder/tokens" "$folder/text.txt" >/dev/null
-steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} device=${DEVICE:-cuda} precision_key=precision default=bf16 status=0
-[ "$device" != cpu ] || precision_key=cpu_products default=fp32
-all_precisions=${PRECISION:-$default}
+steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} device=${DEVICE:-cuda} python=${PYTHON:-python3} status=0
+[ -z "${PEERS:-}" ] || all_kernels="auto $PEERS auto"
+precision_key=precision all_precisions=${PRECISION:-bf16} models='15m 110m 350m 1b 1b-8k'
+[ "$device" != cpu ] || precision_key=cpu_products all_precisions=${PRECISION:-fp32} models=quickstart
 
-# run_model NAME COMMAND...: its log is in $folder/NAME, what it said in $folder/said; sets `first`, microseconds to the first
-# step's line, and `memory`, which is what the driver counted where the log has that.
+# run_model NAME COMMAND...: its log is in $folder/NAME, what it said in $folder/said; sets `first`,
+# microseconds to the first step's line, and `memory`, as the driver counted it if the log has that.
 run_model() {
   local name=$1 began line taken
   shift
@@ -49,41 +50,40 @@ run_model() {
   [ -z "$taken" ] || memory=$(awk -v b="$taken" 'BEGIN { printf "%.1f GiB", b / 2 ^ 30 }')
 }
 
-# row NAME PRECISION KERNELS SHAPE: the table's, from the log. Of ours it leaves what MFU times ms is, for peers.
+# row NAME PRECISION KERNELS SHAPE: the table's, from the log. The first of a model leaves its time,
+# ours what MFU times ms is: a peer's MFU follows from that.
 row() {
-  local work=$folder/$1.$2.work
-  grep '"kind":"train"' "$folder/$1/log.jsonl" | tail -n +11 | sed -E 's/.*"ms":([^,]*),"tokens_per_s":([^,]*),"mfu":([^,}]*).*/\1 \2 \3/' |
-    sort -n | awk -v work="$work" -v names="| $1 | $2 | $3 | $4" -v memory="$memory" -v first="$first" '
+  grep '"kind":"train"' "$folder/$1/log.jsonl" | tail -n +11 |
+    sed -E 's/.*"ms":([^,]*),"tokens_per_s":([^,]*),"mfu":([^,}]*).*/\1 \2 \3/' | sort -n |
+    awk -v base="$folder/$1.$2.base" -v work="$folder/$1.$2.work" -v names="| $1 | $2 | $3 | $4" \
+      -v memory="$memory" -v first="$first" '
       { ms[NR] = $1; tokens[NR] = $2; mfu[NR] = $3 }
       END { m = int((NR + 1) / 2)
+            if ((getline ours <base) <= 0) { ours = ms[m]; printf "%.1f\n", ours >base }
             if (mfu[m] != "null") print (share = mfu[m]) * ms[m] >work
             else if ((getline share <work) > 0) share /= ms[m]
-            printf "%s | %.1f (%.1f to %.1f) | %.*fk | %s | %s | %.1f s |\n", names, ms[m], ms[1], ms[NR], tokens[m] < 1e5,
-              tokens[m] / 1000, share ? sprintf("%.1f %%", 100 * share) : "", memory, first / 1e6 }'
+            printf "%s | %.1f (%.1f to %.1f) | %.*fk | %s | %s | %.1f s | %.2f |\n", names, ms[m], ms[1],
+              ms[NR], tokens[m] < 1e5, tokens[m] / 1000, share ? sprintf("%.1f %%", 100 * share) : "",
+              memory, first / 1e6, ms[m] / ours }'
 }
 
 # MODEL CONFIG BATCH LENGTH OVERRIDES...
 time_model() {
-  local name=$1 config=$2 batch=$3 length=$4 ours=yes
+  local name=$1 config=$2 batch=$3 length=$4 program=(./train) choice=()
   shift 4
-  local program=(./train)
-  case $kernels in auto | fused | unfused | mma_sync) ;; *)
-    ours='' program=("${PYTHON:-python3}" scripts/peers/torch_llama.py "$kernels")
-    ;;
+  case $kernels in
+  auto | fused | unfused) choice=("backend.kernels=$kernels") ;;
+  mma_sync) choice=(backend.mainloop=mma_sync) ;;
+  *) program=("$python" scripts/peers/torch_llama.py "$kernels") ;;
   esac
   # Bytes in a larger vocabulary: that has to be said.
-  local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes
-    "backend.device=$device" "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1
-    train.sample_interval=-1 optimizer.warmup_steps=0 "optimizer.kind=${OPTIMIZER:-adamw}" model.tie_word_embeddings=false "backend.$precision_key=$precision"
-    "output.dir=$folder/$name" "$@")
+  local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin"
+    data.val= data.tokenizer=bytes "backend.device=$device" "train.batch_size=$batch"
+    "train.sequence_length=$length" train.save_interval=-1 train.sample_interval=-1
+    optimizer.warmup_steps=0 "optimizer.kind=${OPTIMIZER:-adamw}" model.tie_word_embeddings=false
+    "backend.$precision_key=$precision" "output.dir=$folder/$name" "$@" ${choice[@]+"${choice[@]}"})
   # The first start ever also times the algorithms, and remembers them.
-  if [ -n "$ours" ]; then
-    case $kernels in
-    mma_sync) command+=(backend.mainloop=mma_sync) ;;
-    *) command+=("backend.kernels=$kernels") ;;
-    esac
-    "${command[@]}" train.steps=1 >/dev/null 2>&1 || true
-  fi
+  [ ${#choice[@]} = 0 ] || "${command[@]}" train.steps=1 >/dev/null 2>&1 || true
   rm -rf "${folder:?}/$name"
   if run_model "$name" "${command[@]}" "train.steps=$steps"; then
     row "$name" "$precision" "$kernels" "$batch x $length"
@@ -97,11 +97,10 @@ time_model() {
 card=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || card=''
 [ "$device" != cpu ] || card="$(nproc) cores of $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
 echo "${card:-an unknown GPU}, $(./train --version), steps 11 to $steps:"
+[ -z "${PEERS:-}" ] || "$python" -c 'import torch; print(f"torch {torch.__version__}")' 2>/dev/null || true
 echo
-echo '| model | precision | kernels | batch | ms a step | tokens/s | MFU | memory | command to first step |'
-echo '|---|---|---|---|---|---|---|---|---|'
-models='15m 110m 350m 1b 1b-8k'
-[ "$device" != cpu ] || models=quickstart
+echo '| model | precision | kernels | batch | ms a step | tokens/s | MFU | memory | command to first step | times the first |'
+echo '|---|---|---|---|---|---|---|---|---|---|'
 for model in "${@:-$models}"; do
   for one in $model; do for precision in $all_precisions; do for kernels in $all_kernels; do
     case $one in

@@ -33,7 +33,7 @@ lm_eval *                               | never                     | it downloa
 torchrun *                              | never                     | two GPUs, torch
 scripts/elsewhere/to_gguf.py *          | never                     | a checkout of llama.cpp
 scripts/profile.sh *                    | never                     | a GPU, Nsight
-*scripts/peers/compare.sh*              | never                     | torch compiles for minutes
+*PEERS=*                                | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes
 make build/release/tests/gpu/*          | never                     | a GPU
 make build/release/tests/emulated/*     | built release/tests/emulated | headers of CUDA

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/peers: PyTorch trains as we do, from the same weights on the same tokens; and the tables of compare.sh and
+# scripts/peers: PyTorch trains as we do, from the same weights on the same tokens; and the tables of
 # step_times.sh, with a stand-in for Python where that is enough.
 # shellcheck disable=SC2016,SC2317 # the stand-in's own text; functions are called through check
 # shellcheck source=tests/support/lib.sh
@@ -12,7 +12,7 @@ done
 # ---- Tables. The stand-in's peers are a step's time in ms, and what part of its peak that is, if it is told: 100+0.5
 cat >"$folder/python" <<'END'
 #!/usr/bin/env bash
-[ "$1" != -c ] || { [[ $2 = *print* ]] && echo 2.99; exit 0; }
+[ "$1" != -c ] || { [[ $2 = *print* ]] && echo 'torch 2.99'; exit 0; }
 IFS=+ read -r ms mfu <<<"$2"
 for word; do case $word in output.dir=*) out=${word#*=} ;; train.steps=*) steps=${word#*=} ;; esac; done
 [ "$ms" != hangs ] || exec sleep 20
@@ -32,26 +32,24 @@ table() { # NAME WORDS: the line is in what was said
 }
 cell() { awk -F ' [|] ' -v name="$1" -v at="$2" '$3 == name { sub(/ .*/, "", $at); print $at; exit }' "$folder/said"; }
 
-PYTHON=$folder/python PEERS='100+0.5 bad 200' scripts/peers/compare.sh quickstart >"$folder/said" 2>&1
+PYTHON=$folder/python PEERS='100+0.5 bad 200' scripts/step_times.sh quickstart >"$folder/said" 2>&1
 status=$?
 check a_peer_that_fails_fails_the_comparison "status $status, $(cat "$folder/said")" test "$status" = 1
 table a_peer_that_fails_is_said 'quickstart in fp32 with bad did not run to its end: torch_llama.py: it is bad$'
 table the_table_says_whose_torch '^torch 2.99$'
 n='[0-9.]+' shape='6 x 128'
-table ours_is_measured "^\| quickstart \| fp32 \| ours \| $shape \| $n \($n to $n\) \| ${n}k \|  \| $n MiB \| $n s \| 1.00 \|\$"
-table a_peers_row_has_all_columns "torch, 100\+0.5 \| $shape \| 100.0 \(100.0 to 100.0\) \| 7.7k \| 50.0 % \| 1.5 GiB \| $n s \| $n \|\$"
-table the_peers_after_one_that_failed_go_on '^\| quickstart \| fp32 \| torch, 200 .*\| 200.0 .*\| 25.0 % \|'
-check ours_is_measured_again_at_the_end "$(cat "$folder/said")" test "$(grep -c '| ours |' "$folder/said")" = 2
-check the_last_column_is_the_ratio "$(cat "$folder/said")" awk -v ours="$(cell ours 5)" -v ratio="$(cell 'torch, 200' 10)" \
+table ours_is_measured "^\| quickstart \| fp32 \| auto \| $shape \| $n \($n to $n\) \| ${n}k \|  \| $n MiB \| $n s \| 1.00 \|\$"
+table a_peers_row_has_all_columns "100\+0.5 \| $shape \| 100.0 \(100.0 to 100.0\) \| 7.7k \| 50.0 % \| 1.5 GiB \| $n s \| $n \|\$"
+table the_peers_after_one_that_failed_go_on '^\| quickstart \| fp32 \| 200 .*\| 200.0 .*\| 25.0 % \|'
+check ours_is_measured_again_at_the_end "$(cat "$folder/said")" test "$(grep -c '| auto |' "$folder/said")" = 2
+check the_last_column_is_the_ratio "$(cat "$folder/said")" awk -v ours="$(cell auto 5)" -v ratio="$(cell 200 10)" \
   'BEGIN { d = 200 / ours - ratio; exit !(ours > 0 && ratio > 0 && d < 0.006 && -d < 0.006) }'
 
-PYTHON=$folder/python PEERS=hangs setsid scripts/peers/compare.sh quickstart >"$folder/shown" 2>&1 &
-shown_early() { wait_for '| ours |' "$folder/shown" "$1" && kill -0 "$1" 2>/dev/null; } # PROCESS
+PYTHON=$folder/python PEERS=hangs setsid scripts/step_times.sh quickstart >"$folder/shown" 2>&1 &
+shown_early() { wait_for '| auto |' "$folder/shown" "$1" && kill -0 "$1" 2>/dev/null; } # PROCESS
 check a_row_is_shown_before_the_next_is_there "the whole table came at once" shown_early $!
 kill -- -$! && wait $! 2>/dev/null # with all that it started
 
-PYTHON=false scripts/peers/compare.sh quickstart >"$folder/said" 2>&1
-table without_torch_it_says_what_to_install "^compare.sh: 'false' has no torch; install it with: false -m pip install torch numpy"
 "${real_python:-false}" scripts/peers/torch_llama.py --help >"$folder/said" 2>&1
 [ -z "$real_python" ] || table the_peers_are_explained_without_torch '^usage: scripts/peers/torch_llama.py PEER'
 [ -z "$real_python" ] || "$real_python" scripts/peers/torch_llama.py >"$folder/said" 2>&1
