@@ -11,15 +11,16 @@ that put a space in front of words, that normalize, and whose special tokens tak
 around them (lstrip, rstrip). The conversations have roles of tools and others in any order, tool
 calls, contents that are lists of text parts, keys that are null, and weights.
 
-ids are apply_chat_template's, and the mask is that of the same template with {% generation %}
+The ids are apply_chat_template's; the mask is that of the same template with {% generation %}
 around the content and the end of each turn that counts. In half of the conversations the contents
 spell markers. Those are special tokens to transformers and text to us, so there the template's own
-and the tokenizer's are renamed. A list of text parts is joined for transformers where the template would write Python's repr of it, or fail; with
-these templates that is everywhere but in Llama 3.1's contents of tools. A conversation that
-transformers cannot render must be refused. Needs ./prepare, and the packages transformers (5.24 or
-later; torch is not needed) and jinja2.
+and the tokenizer's are renamed. A list of text parts is joined for transformers where the template
+would write Python's repr of it, or fail: everywhere but in Llama 3.1's contents of tools. A
+conversation that transformers cannot render must be refused. Needs ./prepare, and the packages
+transformers (5.24 or later; torch is not needed) and jinja2.
 """
 import argparse
+import glob
 import json
 import os
 import random
@@ -34,32 +35,27 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from check_tokenizers import LLAMA3, NEWER_FORMS, Texts, byte_level, characters, fallback, split
+from check_tokenizers import (LLAMA3, NEWER_FORMS, Texts, byte_level, characters, fallback, read,
+                              split)
 
 PREPARE = os.environ.get("PREPARE", "./prepare")
 FIXTURES = "tests/fixtures/chat"
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
            "<|begin_of_text|>", "<|end_of_text|>"]
-LEFT_OUT = {ord(character): None for character in NEWER_FORMS}
 RENAMED = {marker: chr(0xe000 + i) for i, marker in enumerate(MARKERS)}
-LEFT_OUT.update((ord(character), None) for character in RENAMED.values())
+LEFT_OUT = str.maketrans("", "", "".join(NEWER_FORMS) + "".join(RENAMED.values()))
 
 
 def open_folder(folder, jinja=None):
-    with open(f"{folder}/tokenizer_config.json", encoding="utf-8") as file:
-        config = json.load(file)
+    config = json.loads(read(f"{folder}/tokenizer_config.json"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json",
                                         bos_token=config.get("bos_token"),
                                         eos_token=config.get("eos_token"))
     # Else a space in front of a word has no offset, and transformers loses a turn's mask with it.
     if '"ByteLevel"' in tokenizer.backend_tokenizer.to_str():
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    tokenizer.chat_template = config.get("chat_template")
-    if os.path.exists(f"{folder}/chat_template.jinja"):
-        jinja = jinja or f"{folder}/chat_template.jinja"
-    if jinja:
-        with open(jinja, encoding="utf-8") as file:
-            tokenizer.chat_template = file.read()
+    jinja = jinja or f"{folder}/chat_template.jinja"
+    tokenizer.chat_template = read(jinja) if os.path.exists(jinja) else config.get("chat_template")
     return tokenizer
 
 
@@ -75,11 +71,10 @@ def with_generation(template):
     chatml = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     llama3 = "{{ content }}{% endfor %}"
     if chatml in template:
+        said = "{{ message['content'] + '<|im_end|>' }}"
         return template.replace(chatml, "{{'<|im_start|>' + message['role'] + '\n'}}"
-                                f"{{% if {counts} %}}{{% generation %}}"
-                                "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-                                "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
-                                "{{ '\n' }}")
+                                f"{{% if {counts} %}}{{% generation %}}{said}{{% endgeneration %}}"
+                                f"{{% else %}}{said}{{% endif %}}{{{{ '\n' }}}}")
     if llama3 in template:
         return template.replace(llama3, f"{{% if {counts} %}}"
                                 "{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}"
@@ -110,13 +105,9 @@ def is_tool(template, message):
 
 def joined(template, messages):
     """The messages with text parts as one text, where the template does not write them as JSON."""
-    made = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list) and not is_tool(template, message):
-            message = dict(message, content="".join(part["text"] for part in content))
-        made.append(message)
-    return made
+    return [dict(m, content="".join(part["text"] for part in m["content"]))
+            if isinstance(m.get("content"), list) and not is_tool(template, m) else m
+            for m in messages]
 
 
 def direct(tokenizer, messages):
@@ -153,18 +144,16 @@ def by_names(tokenizer, other, messages):
     """ids and mask where markers inside of contents are text: the template's are renamed."""
     messages = joined(tokenizer.chat_template, messages)
     hidden = [dict(m, content=f"QX{i:05d}XQ") for i, m in enumerate(messages)]
-    text = tokenizer.apply_chat_template(hidden, tokenize=False)
+    text = renamed(tokenizer.apply_chat_template(hidden, tokenize=False))
     trims = "trim" in tokenizer.chat_template
-    made, counted = "", []
-    for piece in re.split(r"(QX\d{5}XQ)", renamed(text)):
-        if not re.fullmatch(r"QX\d{5}XQ", piece):
-            made += piece
-            continue
-        message = messages[int(piece[2:7])]
+    first, *pieces = re.split(r"QX(\d{5})XQ", text)
+    made, counted = first, []
+    for number, behind in zip(pieces[::2], pieces[1::2]):
+        message = messages[int(number)]
         content = message["content"].strip() if trims else message["content"]
         if message["role"] == "assistant" and message.get("weight") != 0:
             counted.append((len(made), len(made) + len(content) + 1))  # and the marker
-        made += content
+        made += content + behind
     encoding = other.encode(made, add_special_tokens=False)
     assert max(encoding.ids) < len(tokenizer)
     mask = [int(any(begin < end and last > first for first, end in counted))
@@ -174,23 +163,19 @@ def by_names(tokenizer, other, messages):
 
 # ---- Ours
 
-def read_part(folder, name):
-    """[(ids, mask)] of the documents of a part."""
-    documents, shard = [], 0
-    while os.path.exists(f"{folder}/{name}-{shard:05d}.bin"):
-        with open(f"{folder}/{name}-{shard:05d}.bin", "rb") as file:
+def read_documents(folder):
+    """{ids: mask} of a dataset's documents (data/README.md has the format)."""
+    documents = {}
+    for path in sorted(glob.glob(f"{folder}/*.bin")):
+        with open(path, "rb") as file:
             header = struct.unpack("<256i", file.read(1024))
-            wide = header[1] == 7
-            data = file.read()
-        ids = struct.unpack(f"<{header[2]}{'I' if wide else 'H'}", data)
-        with open(f"{folder}/{name}-{shard:05d}.docs", "rb") as file:
+            ids = struct.unpack(f"<{header[2]}{'I' if header[1] == 7 else 'H'}", file.read())
+        with open(path[:-3] + "docs", "rb") as file:
             head = struct.unpack("<IIQQQIIQ", file.read(48))
             ends = struct.unpack(f"<{head[4]}I", file.read(4 * head[4]))
             bits = file.read()
         mask = [bits[i // 8] >> i % 8 & 1 for i in range(len(ids))] if head[5] else [1] * len(ids)
-        for start, end in zip((0,) + ends, ends):
-            documents.append((list(ids[start:end]), mask[start:end]))
-        shard += 1
+        documents.update((ids[start:end], mask[start:end]) for start, end in zip((0,) + ends, ends))
     return documents
 
 
@@ -213,8 +198,7 @@ def ours(folder, conversations, jinja):
         said = run_prepare(folder, conversations, jinja, work)
         if said.returncode:
             sys.exit(f"{folder}: {said.stderr}")
-        return {tuple(ids): mask for part in ("train", "val")
-                for ids, mask in read_part(f"{work}/out", part)}
+        return read_documents(f"{work}/out")
 
 
 def refused(folder, conversations, jinja):
@@ -345,36 +329,33 @@ class Conversations:
         return messages
 
 
-def conversations_of(tokenizer, seed, markers, added):
-    return Conversations(seed, tokenizer.chat_template, markers, tokenizer.all_special_tokens + [
-        token.content for token in tokenizer.added_tokens_decoder.values() if token.special], added)
-
-
-def expected(tokenizer, other, messages, markers):
-    return by_names(tokenizer, other, messages) if markers else direct(tokenizer, messages)
+def makers(tokenizer, seed):
+    """[(markers in contents, maker of conversations, what gives their ids and mask)]"""
+    tokens = tokenizer.added_tokens_decoder.values()
+    special = tokenizer.all_special_tokens + [token.content for token in tokens if token.special]
+    added = [token.content for token in tokens if not token.special]
+    other = renamed_tokenizer(tokenizer)
+    return [(markers, Conversations(seed, tokenizer.chat_template, markers, special, added), expect)
+            for markers, expect in (([], lambda messages: direct(tokenizer, messages)),
+                                    (MARKERS, lambda messages: by_names(tokenizer, other, messages)))]
 
 
 def check(name, folder, count, jinja):
     """Prints two lines; returns how much differs."""
     tokenizer = open_folder(folder, jinja)
-    other = renamed_tokenizer(tokenizer)
-    added = [t.content for t in tokenizer.added_tokens_decoder.values() if not t.special]
     failed = 0
-    for markers in ([], MARKERS):
-        maker = conversations_of(tokenizer, 5, markers, added)
+    for markers, maker, expect in makers(tokenizer, 5):
         conversations = [maker.conversation() for _ in range(count)]
         mine = ours(folder, conversations, jinja)
         wrong = masked = compared = 0
         for messages in conversations:
-            theirs, mask = expected(tokenizer, other, messages, markers)
+            theirs, mask = expect(messages)
             found = mine.get(tuple(theirs))
             wrong += found is None
-            if found is not None and mask:
-                compared += 1
-                masked += mask != found
-            if (found is None or (mask and mask != found)) and wrong + masked <= 3:
-                print("  ids differ:" if found is None else "  mask differs:",
-                      ascii(messages)[:600])
+            compared += bool(found and mask)
+            masked += bool(found and mask and mask != found)
+            if (not found or mask and mask != found) and wrong + masked <= 3:
+                print("  mask differs:" if found else "  ids differ:", ascii(messages)[:600])
         broken = [] if markers else [maker.broken() for _ in range(20)]
         for messages in broken:
             try:
@@ -489,16 +470,12 @@ def check_kinds(count, jinja):
 # ---- Fixtures
 
 def write_cases(folder, file, jinja=None):
-    tokenizer = open_folder(folder, jinja)
-    other = renamed_tokenizer(tokenizer)
-    added = [t.content for t in tokenizer.added_tokens_decoder.values() if not t.special]
     cases = []
-    for markers in ([], MARKERS):
-        maker = conversations_of(tokenizer, 9, markers, added)
+    for markers, maker, expect in makers(open_folder(folder, jinja), 9):
         while len(cases) < (24 if markers else 12):
             messages = maker.conversation()
             if len(json.dumps(messages)) < 1500:
-                ids, mask = expected(tokenizer, other, messages, markers)
+                ids, mask = expect(messages)
                 cases.append({"line": json.dumps({"messages": messages}), "ids": ids, "mask": mask})
     write_json(f"{folder}/{file}", cases)
 
