@@ -5,7 +5,6 @@ usage: scripts/check_transformers.py FOLDER [options]
 
 --logits FILE       a safetensors file with input_ids [B, T] and the logits [B, T, V] that coda.c computed for them; the
                     exit status is 1 if transformers differs by more than the bound
---prompt-ids 1,2,3  prints what transformers finds likeliest after these tokens
 --tokenizer TEXT    AutoTokenizer and AutoConfig take the folder and agree on bos and eos; the text comes back from its
                     ids, which are printed. Needs no torch
 --pipeline TEXT     prints what the pipeline text-generation writes after the text, always the likeliest token
@@ -50,31 +49,19 @@ def load(folder, dtype="float32"):
     return model.eval()
 
 
-def logits_of(model, input_ids):
-    with torch.no_grad():
-        return model(input_ids=input_ids).logits
-
-
 def compare(model, folder, file):
     ours = load_file(file)
     shape = [*ours["input_ids"].shape, model.config.vocab_size]
     if list(ours["logits"].shape) != shape:
         fail(f"{file}: its logits are {list(ours['logits'].shape)}, those of {folder} would be {shape}")
-    expected = logits_of(model, ours["input_ids"].long())
+    with torch.no_grad():
+        expected = model(input_ids=ours["input_ids"].long()).logits
     difference = ours["logits"] - expected
     l2 = (difference.norm() / expected.norm()).item()
     worst = (difference.abs().max() / expected.abs().max()).item()
     print(f"{folder}: logits differ from transformers' by {l2:.1e} (L2), {worst:.1e} (worst element), bound {BOUND:.0e}")
     if not max(l2, worst) <= BOUND:
         fail(f"{folder}: transformers computes other logits from this folder")
-
-
-def print_likeliest(model, ids):
-    if any(not 0 <= i < model.config.vocab_size for i in ids):
-        fail(f"--prompt-ids: token ids are 0 to {model.config.vocab_size - 1}")
-    values, tokens = logits_of(model, torch.tensor([ids]))[0, -1].topk(min(5, model.config.vocab_size))
-    for value, token in zip(values.tolist(), tokens.tolist()):
-        print(f"token {token:6d}  logit {value:.6f}")
 
 
 def check_tokenizer(folder, text):
@@ -112,7 +99,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--logits", type=pathlib.Path)
-    parser.add_argument("--prompt-ids", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--tokenizer")
     parser.add_argument("--pipeline")
     parser.add_argument("--rounded", type=pathlib.Path)
@@ -126,8 +112,6 @@ def main():
         check_tokenizer(options.folder, options.tokenizer)
     if options.logits:
         compare(load(options.folder), options.folder, options.logits)
-    if options.prompt_ids:
-        print_likeliest(load(options.folder), options.prompt_ids)
     if options.pipeline:
         write = pipeline("text-generation", model=str(options.folder), dtype="float32", device="cpu")
         print(write(options.pipeline, do_sample=False, max_new_tokens=24)[0]["generated_text"])
