@@ -23,30 +23,27 @@ fail() {
 }
 
 text='' out='' overrides=()
-parse_arguments() {
-  while [ $# -gt 0 ]; do
+while [ $# -gt 0 ]; do
+  case $1 in
+  -h | --help) usage && exit 0 ;;
+  --text | --out | --steps)
+    [ -n "${2:-}" ] || fail "$1 needs a value; --help says more"
     case $1 in
-    -h | --help) usage && exit 0 ;;
-    --text | --out | --steps)
-      if [ $# -lt 2 ] || [ -z "$2" ]; then fail "$1 needs a value; --help says more"; fi
-      case $1 in
-      --text) text=$2 ;;
-      --out) out=$2 ;;
-      --steps)
-        overrides+=("train.steps=$2")
-        # The config's share of warm-up, so that few steps are allowed, too.
-        [[ ! $2 =~ ^[1-9][0-9]{0,7}$ ]] || overrides+=("optimizer.warmup_steps=$(($2 / 20))")
-        ;;
-      esac
-      shift
+    --text) text=$2 ;;
+    --out) out=$2 ;;
+    --steps)
+      overrides+=("train.steps=$2")
+      # The config's share of warm-up, so that few steps are allowed, too.
+      [[ ! $2 =~ ^[1-9][0-9]{0,7}$ ]] || overrides+=("optimizer.warmup_steps=$(($2 / 20))")
       ;;
-    -*) fail "unknown option '$1'; --help lists them" ;;
-    *.*=*) overrides+=("$1") ;;
-    *) fail "'$1' is neither an option nor section.key=value; is it meant as --text '$1'?" ;;
     esac
     shift
-  done
-}
+    ;;
+  *.*=*) overrides+=("$1") ;;
+  *) fail "'$1' is neither an option nor section.key=value; --help says more" ;;
+  esac
+  shift
+done
 
 start=$SECONDS
 announce() { printf '\n[%s/5] %s\n' "$1" "$2"; }
@@ -58,15 +55,10 @@ has_gpu() {
   [[ $libraries == *libcuda.so.1* || $gpus == GPU* ]]
 }
 
-# The source files of this repository, NUL between them; a tarball has no git to ask.
+# The source files of this repository, NUL between them.
 own_sources() {
-  if [ -e .git ] && command -v git >/dev/null && git ls-files >/dev/null 2>&1; then
-    git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' '*.sh' '*.py' Makefile
-  else
-    find base data model kernels scripts tests train.c Makefile -type f \
-      \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.sh' -o -name '*.py' -o -name Makefile \) -print0 |
-      LC_ALL=C sort -z
-  fi
+  find base data kernels model scripts tests Makefile train.c -type f \
+    -regex '.*\.\([ch]\|cuh?\|sh\|py\)\|Makefile' -print0 | LC_ALL=C sort -z
 }
 
 finished() { tail -n 1 "$1/log.jsonl" 2>/dev/null | grep -q '"reason":"done"'; }
@@ -81,23 +73,21 @@ plain() {
 # Chooses the run's folder and the data's: the first of OUT, OUT-2, ... that is free, or that holds an interrupted
 # run on the same text, which is then resumed. source.txt beside the dataset says whose it is.
 choose_folders() {
-  local base=$1 source=$2 number=1
-  run=$base
-  while :; do
-    data=data/$(plain "$run")
-    going_on=no
-    [ -e "$run/log.jsonl" ] || return 0
-    if ! finished "$run" && [ "$(cat "$data/source.txt" 2>/dev/null)" = "$source" ]; then
-      going_on=yes
-      return 0
-    fi
+  local number=1
+  run=$1
+  while data=data/$(plain "$run") && [ -e "$run/log.jsonl" ]; do
+    ! resumes || return 0
     number=$((number + 1))
-    run=$base-$number
+    run=$1-$number
   done
+}
+resumes() {
+  [ -e "$run/log.jsonl" ] && ! finished "$run" &&
+    [ "$(cat "$data/source.txt" 2>/dev/null)" = "$source_name" ]
 }
 
 prepare_text() {
-  if [ "$going_on" = yes ]; then
+  if resumes; then
     echo "the run in $run was interrupted: it resumes, with its text as it was prepared in $data"
     return 0
   fi
@@ -110,7 +100,6 @@ prepare_text() {
   echo "$source_name" >"$data/source.txt"
 }
 
-parse_arguments "$@"
 # The user's paths are relative to where the command was called.
 if [ -n "$text" ]; then
   [ -e "$text" ] || fail "there is no file or folder '$text'; give --text one that is there"
@@ -125,7 +114,7 @@ if [ -n "$text" ]; then
   source_name=$text
 fi
 out=${out#"$PWD"/}
-choose_folders "${out:-runs/${name:-text}}" "$source_name"
+choose_folders "${out:-runs/${name:-text}}"
 
 announce 1 'packages'
 scripts/install_packages.sh build
