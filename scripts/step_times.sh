@@ -5,7 +5,7 @@
 # quickstart, the default on a CPU
 # Each model runs in each of PRECISION (bf16; also fp8) with each of KERNELS ('auto unfused'): auto
 # are the fused kernels, where they pay, mma_sync those on the mainloop of every GPU. With PEERS,
-# such as 'compile compile+amp' (scripts/peers/torch_llama.py --help lists them), our steps are timed
+# such as 'compile compile+amp' (scripts/torch_llama.py --help lists them), our steps are timed
 # before and after those of PyTorch; PYTHON (python3) has torch. A run that fails is said, and the
 # next one follows.
 # OPTIMIZER is adamw, or muon. Embeddings are untied, nothing is validated, the tokens are this
@@ -74,7 +74,7 @@ time_model() {
   case $kernels in
   auto | fused | unfused) choice=("backend.kernels=$kernels") ;;
   mma_sync) choice=(backend.mainloop=mma_sync) ;;
-  *) program=("$python" scripts/peers/torch_llama.py "$kernels") ;;
+  *) program=("$python" scripts/torch_llama.py "$kernels") ;;
   esac
   # Bytes in a larger vocabulary: that has to be said.
   local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin"

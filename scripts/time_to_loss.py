@@ -7,7 +7,7 @@ RECIPES is small (ten minutes a run on two cores), 110m, 350m, or a file with li
 
   all CONFIG.json section.key=value ...    what every run has
   NAME section.key=value ...               a recipe; the others are compared with the first
-  NAME peer=compile+amp ...                the same in PyTorch (scripts/peers/torch_llama.py --help)
+  NAME peer=compile+amp ...                the same in PyTorch (scripts/torch_llama.py --help)
 
 A recipe with another horizon has a train.steps of its own. Keys of the command line are for every
 run, over what the file says. OUT gets
@@ -123,7 +123,7 @@ def run_all(options, recipes):
         for name, (words, peer) in recipes.items():
             folder, program = options.out / name / f"seed-{seed}", ["./train"]
             if peer:
-                program = [os.environ.get("PYTHON", "python3"), "scripts/peers/torch_llama.py",
+                program = [os.environ.get("PYTHON", "python3"), "scripts/torch_llama.py",
                            peer]
             good &= run(folder, [
                 *program, words[0], f"data.train={data}/train-*.bin", f"data.val={data}/val-*.bin",

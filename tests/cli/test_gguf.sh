@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What scripts/elsewhere/to_gguf.py takes, and that llama.cpp then writes what ./train writes. The second needs
+# What scripts/to_gguf.py takes, and that llama.cpp then writes what ./train writes. The second needs
 # LLAMA_CPP, a checkout of llama.cpp, and a python3 (PYTHON) with llama-cpp-python and what the converter imports.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
@@ -20,12 +20,12 @@ touch "$folder/checkout/convert_hf_to_gguf.py"
 declines() {
   local name=$1 words=$2 status
   shift 2
-  "$python" scripts/elsewhere/to_gguf.py "$@" >"$folder/said" 2>"$folder/said.err"
+  "$python" scripts/to_gguf.py "$@" >"$folder/said" 2>"$folder/said.err"
   status=$?
   check "$name" "status $status, $(cat "$folder/said.err")" \
     test "$status $(wc -l <"$folder/said.err") $(grep -cF -- "$words" "$folder/said.err")" = '1 1 1'
 }
-declines a_call_without_a_folder_says_how_to_call 'usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER' "$folder/checkout"
+declines a_call_without_a_folder_says_how_to_call 'usage: scripts/to_gguf.py LLAMA_CPP FOLDER' "$folder/checkout"
 declines a_folder_without_the_converter_is_named "there is no $folder/empty/convert_hf_to_gguf.py" "$folder/empty" "$folder/run/latest"
 declines a_folder_without_a_tokenizer_is_named "there is no $folder/empty/tokenizer.json" "$folder/checkout" "$folder/empty"
 declines a_model_of_bytes_says_what_to_do 'train one with ./prepare --train-tokenizer' "$folder/checkout" "$folder/run/latest"
@@ -42,7 +42,7 @@ must "$PREPARE" --train-tokenizer 400 --out "$folder/tok" base
 must "$PREPARE" --tokenizer "$folder/tok" --out "$folder/bpe" base
 must "$TRAIN" "$config" "data.train=$folder/bpe/train-*.bin" "data.val=$folder/bpe/val-*.bin" model.vocab_size=400 \
   model.max_position_embeddings=64 model.hidden_size=64 train.steps=300 train.batch_size=8 "output.dir=$folder/written"
-must "$python" scripts/elsewhere/to_gguf.py "$LLAMA_CPP" "$folder/written/latest" --outfile "$folder/written.gguf" --outtype f32
+must "$python" scripts/to_gguf.py "$LLAMA_CPP" "$folder/written/latest" --outfile "$folder/written.gguf" --outtype f32
 cat >"$folder/write.py" <<'END'
 import sys
 import llama_cpp

@@ -31,7 +31,7 @@ python3 -m venv *                       | never                     | it downloa
 git clone *                             | never                     | it downloads
 lm_eval *                               | never                     | it downloads
 torchrun *                              | never                     | two GPUs, torch
-scripts/elsewhere/to_gguf.py *          | never                     | a checkout of llama.cpp
+scripts/to_gguf.py *                    | never                     | a checkout of llama.cpp
 scripts/profile.sh *                    | never                     | a GPU, Nsight
 *PEERS=*                                | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/peers: PyTorch trains as we do, from the same weights on the same tokens; and the tables of
+# scripts/torch_llama.py: PyTorch trains as we do, from the same weights on the same tokens; and the tables of
 # step_times.sh, with a stand-in for Python where that is enough.
 # shellcheck disable=SC2016,SC2317 # the stand-in's own text; functions are called through check
 # shellcheck source=tests/support/lib.sh
@@ -50,9 +50,9 @@ shown_early() { wait_for '| auto |' "$folder/shown" "$1" && kill -0 "$1" 2>/dev/
 check a_row_is_shown_before_the_next_is_there "the whole table came at once" shown_early $!
 kill -- -$! && wait $! 2>/dev/null # with all that it started
 
-"${real_python:-false}" scripts/peers/torch_llama.py --help >"$folder/said" 2>&1
-[ -z "$real_python" ] || table the_peers_are_explained_without_torch '^usage: scripts/peers/torch_llama.py PEER'
-[ -z "$real_python" ] || "$real_python" scripts/peers/torch_llama.py >"$folder/said" 2>&1
+"${real_python:-false}" scripts/torch_llama.py --help >"$folder/said" 2>&1
+[ -z "$real_python" ] || table the_peers_are_explained_without_torch '^usage: scripts/torch_llama.py PEER'
+[ -z "$real_python" ] || "$real_python" scripts/torch_llama.py >"$folder/said" 2>&1
 table the_peer_asks_for_what_it_needs '^torch_llama.py: (torch|numpy) is not installed|^torch_llama.py: it needs a peer and a config'
 
 # ---- Losses
@@ -87,7 +87,7 @@ trains_alike() { # NAME OVERRIDES...
   must "$TRAIN" "$folder/config.json" "$@" train.steps=5 "output.dir=$folder/$name"
   all+=(train.steps=5 "train.init_from=$folder/$name/latest")
   must "$TRAIN" "${all[@]}" "output.dir=$folder/$name-ours"
-  must "$real_python" scripts/peers/torch_llama.py eager "${all[@]}" "output.dir=$folder/$name-theirs"
+  must "$real_python" scripts/torch_llama.py eager "${all[@]}" "output.dir=$folder/$name-theirs"
   check "pytorch_trains_$name" "ours: $(steps "$folder/$name-ours"), theirs: $(steps "$folder/$name-theirs")" \
     agree "$folder/$name-ours" "$folder/$name-theirs"
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains in PyTorch what ./train would train, to compare loss and speed: same config, tokens, steps and log.
 
-usage: scripts/peers/torch_llama.py PEER CONFIG.json [section.key=value ...]
+usage: scripts/torch_llama.py PEER CONFIG.json [section.key=value ...]
 
 PEER is words joined by '+':
   eager     PyTorch as it is
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORDS = "eager", "compile", "graphs", "amp", "liger"
 
 
@@ -48,7 +48,6 @@ try:
     from torch import nn
     from torch.nn import functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    sys.path.insert(0, str(ROOT / "scripts"))
     from token_windows import Windows
 except ImportError as missing:
     need(missing.name, "torch numpy")

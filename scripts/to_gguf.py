@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs llama.cpp's converter over a folder with a tokenizer that was trained here.
 
-usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of convert_hf_to_gguf.py, --outfile and --outtype too]
+usage: scripts/to_gguf.py LLAMA_CPP FOLDER [options of convert_hf_to_gguf.py, --outfile and --outtype too]
 
 LLAMA_CPP is a checkout of github.com/ggml-org/llama.cpp. Its converter knows a byte-level BPE by
 the ids of one test string, so it refuses a vocabulary that it has not met. What llama.cpp must know
@@ -41,7 +41,7 @@ def pattern_of(folder):
 
 def main():
     if len(sys.argv) < 3:
-        fail("usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of the converter]")
+        fail("usage: scripts/to_gguf.py LLAMA_CPP FOLDER [options of the converter]")
     llama_cpp, folder = map(pathlib.Path, sys.argv[1:3])
     for file in llama_cpp / "convert_hf_to_gguf.py", folder / "tokenizer.json":
         if not file.is_file():

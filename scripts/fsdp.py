@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Goes on with a run of ./train on several GPUs: transformers' LlamaForCausalLM under FSDP2.
 
-usage: torchrun --nproc-per-node N scripts/elsewhere/fsdp.py FOLDER 'TOKENS' --out FOLDER [options]
+usage: torchrun --nproc-per-node N scripts/fsdp.py FOLDER 'TOKENS' --out FOLDER [options]
 
 FOLDER is a checkpoint of ./train (RUN/latest) or any Hugging Face LLaMA, TOKENS the token files of
 ./prepare (a glob). It prints the loss of every step as ./train does, and saves a folder that
@@ -13,7 +13,6 @@ it runs on the CPU, through gloo: to try it.
 import argparse
 import math
 import os
-import pathlib
 import sys
 import time
 
@@ -24,8 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from token_windows import Windows  # noqa: E402 (it lies beside this folder)
+from token_windows import Windows
 
 
 def parse():
