@@ -405,49 +405,42 @@ def save(folder, tokenizer, template, bos, eos):
                 "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def special(left=(), right=()):
-    """All markers as special tokens; those that are named take the white space on that side."""
-    return [AddedToken(marker, special=True, normalized=False, lstrip=marker in left,
-                       rstrip=marker in right) for marker in MARKERS]
-
-
-def other_tokens():
-    """Tokens that are not special, with every flag but single_word, and of white space."""
-    return [AddedToken("<left>", lstrip=True, normalized=False),
-            AddedToken("<right>", rstrip=True, normalized=False),
-            AddedToken("<both>", lstrip=True, rstrip=True), AddedToken("word"),
-            AddedToken("  ", normalized=False), AddedToken("   ")]
+def marked(tokenizer, left=(), right=(), others=True):
+    """With all markers as special tokens, of which those that are named take the white space on that
+    side. others: with tokens that are not special, of every flag but single_word, and of white space."""
+    tokenizer.add_special_tokens([
+        AddedToken(marker, special=True, normalized=False, lstrip=marker in left,
+                   rstrip=marker in right) for marker in MARKERS])
+    tokenizer.add_tokens([
+        AddedToken("<left>", lstrip=True, normalized=False),
+        AddedToken("<right>", rstrip=True, normalized=False),
+        AddedToken("<both>", lstrip=True, rstrip=True), AddedToken("word"),
+        AddedToken("  ", normalized=False), AddedToken("   ")] if others else [])
+    return tokenizer
 
 
 def make_kinds(folder):
     """Writes tokenizers with templates; returns their names."""
-    prefix = byte_level(400, [], prefix=True, regex=True)
-    prefix.add_special_tokens(special())
-    save(f"{folder}/prefix-chatml", prefix, CHATML, None, "<|im_end|>")
-    save(f"{folder}/prefix-llama3", prefix, LLAMA3_CHAT, "<|begin_of_text|>", "<|eot_id|>")
-    for name, left, right in (("left", MARKERS, ()), ("right", (), MARKERS),
-                              ("both", MARKERS, MARKERS)):
-        strips = byte_level(400, [split(Regex(LLAMA3))], prefix=name == "both")
-        strips.add_special_tokens(special(left, right))
-        strips.add_tokens(other_tokens())
-        save(f"{folder}/{name}-chatml", strips, CHATML, None, "<|im_end|>")
-        save(f"{folder}/{name}-llama3", strips, LLAMA3_CHAT, "<|begin_of_text|>", "<|eot_id|>")
-    nfc = byte_level(400, [split(Regex(LLAMA3))], normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace("e", "ee")]))
-    nfc.add_special_tokens(special((), ["<|im_end|>"]))
-    nfc.add_tokens(other_tokens())
-    save(f"{folder}/nfc-smollm2", nfc, SMOLLM2, None, "<|im_end|>")
-    nfkc = byte_level(400, [split(Regex(LLAMA3))], normalizers.NFKC())
-    nfkc.add_special_tokens(special(["<|im_end|>"], ["<|im_start|>"]))
-    nfkc.add_tokens(other_tokens())
-    save(f"{folder}/nfkc-chatml", nfkc, CHATML, None, "<|im_end|>")
+    def llama3(*arguments, prefix=False):
+        return byte_level(400, [split(Regex(LLAMA3))], *arguments, prefix=prefix)
+
+    def chatml(name, tokenizer, template=CHATML):
+        save(f"{folder}/{name}", tokenizer, template, None, "<|im_end|>")
+
+    for name, tokenizer in (
+            ("prefix", marked(byte_level(400, [], prefix=True, regex=True), others=False)),
+            ("left", marked(llama3(), MARKERS)), ("right", marked(llama3(), (), MARKERS)),
+            ("both", marked(llama3(prefix=True), MARKERS, MARKERS))):
+        chatml(f"{name}-chatml", tokenizer)
+        save(f"{folder}/{name}-llama3", tokenizer, LLAMA3_CHAT, "<|begin_of_text|>", "<|eot_id|>")
+    nfc = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("e", "ee")])
+    chatml("nfc-smollm2", marked(llama3(nfc), (), ["<|im_end|>"]), SMOLLM2)
+    chatml("nfkc-chatml", marked(llama3(normalizers.NFKC()), ["<|im_end|>"], ["<|im_start|>"]))
     for fuse in (False, True):
-        unknown = characters(600, fuse, split(" ", "merged_with_next"))
-        unknown.add_special_tokens(special())
-        save(f"{folder}/unknown-{fuse}", unknown, CHATML, None, "<|im_end|>")
+        chatml(f"unknown-{fuse}",
+               marked(characters(600, fuse, split(" ", "merged_with_next")), others=False))
     for scheme in (None, "always", "first"):
-        letters = fallback(460, scheme)
-        letters.add_special_tokens(special(["<|im_end|>"], ["<|im_end|>", "<|im_start|>"]))
+        letters = marked(fallback(460, scheme), ["<|im_end|>"], ["<|im_end|>", "<|im_start|>"], False)
         save(f"{folder}/metaspace-{scheme}", letters, SMOLLM2, "<s>", "</s>")
     return sorted(os.listdir(folder))
 

@@ -1,17 +1,6 @@
 #!/usr/bin/env python3
 """Loads a checkpoint folder of ./train into Hugging Face transformers, as it is, and compares logits.
 
-usage: scripts/check_transformers.py FOLDER [options]
-
---logits FILE       a safetensors file with input_ids [B, T] and the logits [B, T, V] that coda.c computed for them; the
-                    exit status is 1 if transformers differs by more than the bound
---tokenizer TEXT    AutoTokenizer and AutoConfig take the folder and agree on bos and eos; the text comes back from its
-                    ids, which are printed. Needs no torch
---pipeline TEXT     prints what the pipeline text-generation writes after the text, always the likeliest token
---rounded FOLDER    every weight of that checkpoint, rounded to this one's dtype, is this one's
---rewrite FOLDER    writes model and tokenizer by save_pretrained, in --dtype (float32), in shards of 20 kB: for coda.c to
-                    start from
-
 Computed in fp32 by transformers, on the CPU. Needs: pip install -r scripts/requirements.txt
 """
 import argparse
@@ -98,11 +87,15 @@ def rewrite(folder, out, dtype):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--logits", type=pathlib.Path)
-    parser.add_argument("--tokenizer")
-    parser.add_argument("--pipeline")
-    parser.add_argument("--rounded", type=pathlib.Path)
-    parser.add_argument("--rewrite", type=pathlib.Path)
+    parser.add_argument("--logits", metavar="FILE", help="a safetensors file with input_ids [B, T], and the logits "
+                        "[B, T, V] that coda.c computed; fails if transformers differs by more than the bound")
+    parser.add_argument("--tokenizer", metavar="TEXT", help="AutoTokenizer and AutoConfig agree on bos and eos; the text "
+                        "comes back from its ids, which are printed. Needs no torch")
+    parser.add_argument("--pipeline", metavar="TEXT", help="prints what the pipeline text-generation writes after the "
+                        "text, always the likeliest token")
+    parser.add_argument("--rounded", metavar="FOLDER", help="every weight of that checkpoint, rounded, is this one's")
+    parser.add_argument("--rewrite", metavar="FOLDER", help="writes model and tokenizer by save_pretrained, in --dtype "
+                        "and in shards of 20 kB: for coda.c to start from")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     if not (options.folder / "config.json").is_file():
