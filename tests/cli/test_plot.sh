@@ -1,37 +1,8 @@
 #!/usr/bin/env bash
 # scripts/plot.py on logs written here: a picture comes out, and what cannot be drawn is said in a sentence.
-cd "$(dirname "$0")/../.." || exit 1
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failed=0
-
-passes() { echo "ok - $1"; }
-fails() { echo "not ok - $1: $2" && failed=1; }
-
-# refuses NAME EXPECTED_WORDS ARGUMENTS...: plot.py must exit with 1, say the words, and draw nothing.
-refuses() {
-  local name=$1 words=$2 refused=$folder/refused.png
-  shift 2
-  said=$("$python" scripts/plot.py "$@" -o "$refused" 2>&1)
-  local status=$?
-  if [ $status != 1 ]; then fails "$name" "exit status $status instead of 1"
-  elif [[ $said != *"$words"* ]]; then fails "$name" "said: $said"
-  elif [ -e "$refused" ]; then fails "$name" "it drew a picture"
-  else passes "$name"; fi
-}
-
-is_png() { [ "$(head -c 8 "$1" 2>/dev/null | od -An -tx1 | tr -d ' \n')" = 89504e470d0a1a0a ]; }
-
-# draws NAME ARGUMENTS...
-draws() {
-  local name=$1
-  shift
-  rm -f "$folder/out.png"
-  if ! said=$("$python" scripts/plot.py "$@" -o "$folder/out.png" 2>&1); then fails "$name" "$said"
-  elif ! is_png "$folder/out.png"; then fails "$name" "what it wrote is not a PNG"
-  else passes "$name"; fi
-}
-
+# shellcheck disable=SC2317 # functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
 python=${PYTHON:-}
 for candidate in .venv/bin/python python3; do
   [ -n "$python" ] || ! command -v "$candidate" >/dev/null || python=$candidate
@@ -40,6 +11,18 @@ if [ -z "$python" ]; then
   echo "ok - loss curves are drawn # SKIP python3 is not installed"
   exit 0
 fi
+
+plot() { "$python" scripts/plot.py "$@" >"$folder/said" 2>&1; }
+is_png() { [ "$(head -c 8 "$1" 2>/dev/null | od -An -tx1 | tr -d ' \n')" = 89504e470d0a1a0a ]; }
+cannot_draw() { # WORDS ARGUMENTS...: exit status 1, these words, and no picture
+  plot "${@:2}" -o "$folder/no.png"
+  [ $? = 1 ] && grep -qF -- "$1" "$folder/said" && [ ! -e "$folder/no.png" ]
+}
+draws() { rm -f "$folder/out.png" && plot "$@" -o "$folder/out.png" && is_png "$folder/out.png"; }
+says() { # NAME COMMAND...: with what plot.py said, if it fails
+  "${@:2}"
+  check "$1" "$(cat "$folder/said")" test $? = 0
+}
 
 mkdir "$folder/first" "$folder/second"
 {
@@ -57,25 +40,22 @@ grep -v '"val"' "$folder/first/log.jsonl" >"$folder/second/log.jsonl"
 echo '{"kind":"start","step":0}' >"$folder/empty.jsonl"
 echo 'hello' >"$folder/other.txt"
 
-refuses a_run_that_does_not_exist_is_named "$folder/absent" "$folder/absent"
-refuses a_log_without_losses_is_refused 'no training or validation record yet' "$folder/empty.jsonl"
-refuses a_file_that_is_no_log_is_refused "is not a run's log" "$folder/other.txt"
-
+says a_run_that_does_not_exist_is_named cannot_draw "$folder/absent" "$folder/absent"
+says a_log_without_losses_is_refused cannot_draw 'no training or validation record yet' "$folder/empty.jsonl"
+says a_file_that_is_no_log_is_refused cannot_draw "is not a run's log" "$folder/other.txt"
 if ! "$python" -c 'import matplotlib' 2>/dev/null; then
-  refuses without_matplotlib_it_says_what_to_install 'pip install matplotlib' "$folder/first"
+  says without_matplotlib_it_says_what_to_install cannot_draw 'pip install matplotlib' "$folder/first"
   echo "ok - loss curves are drawn # SKIP matplotlib is not installed (pip install -r scripts/requirements.txt)"
-  exit $failed
+  exit "$failed"
 fi
-draws a_run_with_a_cut_last_line_and_a_null_loss_is_drawn "$folder/first"
-draws two_runs_are_drawn_with_every_panel_on_a_logarithmic_axis "$folder/first" "$folder/second/log.jsonl" --all --log
-"$python" scripts/plot.py "$folder/first" -o "$folder/words.svg" >/dev/null 2>&1
-if grep -q 'first, validation (4.500 +- 0.062 at the end)' "$folder/words.svg"; then passes a_validation_has_its_standard_error
-else fails a_validation_has_its_standard_error "it says: $(grep -o 'first, validation[^<]*' "$folder/words.svg")"; fi
-
+says a_run_with_a_cut_last_line_and_a_null_loss_is_drawn draws "$folder/first"
+says two_runs_are_drawn_with_every_panel_on_a_logarithmic_axis draws "$folder/first" "$folder/second/log.jsonl" --all --log
+plot "$folder/first" -o "$folder/words.svg"
+check a_validation_has_its_standard_error "$(grep -o 'first, validation[^<]*' "$folder/words.svg")" \
+  grep -q 'first, validation (4.500 +- 0.062 at the end)' "$folder/words.svg"
 # The later record of a repeated step counts: leaving out the one before it draws the same picture.
-"$python" scripts/plot.py "$folder/first" --title same -o "$folder/all.png" >/dev/null 2>&1
+plot "$folder/first" --title same -o "$folder/all.png"
 sed -i '/"step":39,"loss":4/d' "$folder/first/log.jsonl"
-"$python" scripts/plot.py "$folder/first" --title same -o "$folder/later.png" >/dev/null 2>&1
-if cmp -s "$folder/all.png" "$folder/later.png"; then passes a_repeated_step_is_drawn_as_it_was_last
-else fails a_repeated_step_is_drawn_as_it_was_last "the pictures differ"; fi
-exit $failed
+plot "$folder/first" --title same -o "$folder/later.png"
+check a_repeated_step_is_drawn_as_it_was_last 'the pictures differ' cmp -s "$folder/all.png" "$folder/later.png"
+exit "$failed"
