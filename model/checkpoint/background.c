@@ -75,6 +75,7 @@ static void read_copy(const StateSource *source, float *packed, int param, Param
   const SnapshotPiece *piece = &b->pieces[PARAM_STATES * param + (int)state];
   const ParamTensor *p = &source->llama->tensors[param];
   const size_t count = (size_t)(p->rows * p->cols), each = piece->bytes / count;
+  assert(each == sizeof *packed || each == sizeof(double) || each == sizeof(uint16_t));
   if (each == sizeof *packed) memcpy(packed, piece->to_host, piece->bytes);
   for (size_t i = 0; each == sizeof(double) && i < count; i++)
     packed[i] = (float)((const double *)piece->to_host)[i];
