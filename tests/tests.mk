@@ -54,9 +54,9 @@ ifdef HAVE_CUDA
 # ---- tests/gpu and tests/bench. They share gpu_tests.a, and the fused programs that only tests
 # launch; planted_faults has plain kernels, and a main of its own.
 GPU_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/gpu/test_*.c))
-# They run several at a time, the longest first. A run's memory is measured as all that is taken on
-# the card, so its test runs alone.
-GPU_ALONE := tests/gpu/test_memory.sh
+# They run several at a time, the longest first. Alone: a run's memory is measured as all that is
+# taken on the card, and the bench's steps must not share it.
+GPU_ALONE := $(patsubst %,tests/gpu/test_%.sh,memory bench)
 GPU_LONG := $(addprefix build/release/tests/gpu/test_,programs operations) \
   $(patsubst %,tests/gpu/test_%.sh,runs offload background) build/release/tests/gpu/test_offload
 GPU_TOGETHER := $(GPU_LONG) \

@@ -104,7 +104,7 @@ static double cpu_snapshot_wait(Backend *be) {
 static void cpu_marks_open(Backend *be, int most) {
   Cpu *cpu = cpu_of(be);
   cpu->marks = xrealloc(cpu->marks, sizeof *cpu->marks + (size_t)most * sizeof(Mark));
-  *cpu->marks = (struct CpuMarks){.most = most};
+  *cpu->marks = (CpuMarks){.most = most};
 }
 
 static void cpu_mark(Backend *be, int what) {
@@ -112,7 +112,7 @@ static void cpu_mark(Backend *be, int what) {
 }
 
 static int cpu_marks_read(Backend *be, Mark *marks) {
-  struct CpuMarks *m = cpu_of(be)->marks;
+  CpuMarks *m = cpu_of(be)->marks;
   const int count = m->count;
   for (int i = 0; i < count; i++) marks[i] = (Mark){m->list[i].what, m->list[i].ms - m->list[0].ms};
   m->count = 0;

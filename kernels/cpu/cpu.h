@@ -23,6 +23,12 @@ typedef struct CpuScaling {
   float largest; // |value| since the last update, before the tensor's scale
 } CpuScaling;
 
+// The moments of a step that is observed.
+typedef struct CpuMarks {
+  int count, most;
+  Mark list[]; // [most]
+} CpuMarks;
+
 typedef struct Cpu {
   Backend base; // first: a Backend * of this backend is a Cpu *
   int threads;
@@ -44,10 +50,7 @@ typedef struct Cpu {
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
   int64_t ended, taken;
-  struct CpuMarks {
-    int count, most;
-    Mark list[]; // [most]
-  } * marks;
+  CpuMarks *marks;
 } Cpu;
 
 static inline Cpu *cpu_of(Backend *be) {
@@ -55,7 +58,7 @@ static inline Cpu *cpu_of(Backend *be) {
 }
 
 static inline void mark_now(const Cpu *cpu, int what) {
-  struct CpuMarks *m = cpu->marks;
+  CpuMarks *m = cpu->marks;
   assert(m->count < m->most);
   m->list[m->count++] = (Mark){what, now_ms()};
 }
