@@ -267,7 +267,7 @@ struct GatedBackward : ProgramDefaults<In> {
 };
 
 // Comes last in a program's file, once for each precision: compiles all tile shapes, and makes
-// fused_program_NAME. The kernels have the name in theirs, for scripts/show_ptxas.sh.
+// fused_program_NAME. The kernels have the name in theirs, for scripts/compile_fused.sh --show.
 #define DEFINE_PROGRAM(Struct, name_)                                                              \
   struct program_##name_ : Struct {};                                                              \
   extern "C" const Program fused_program_##name_;                                                  \
