@@ -62,8 +62,8 @@ static ParameterRow parameter_row(const ModelConfig *c, ParamKind kind) {
   const int64_t D = c->hidden_size, F = c->intermediate_size, V = c->vocab_size,
                 Hd = c->num_attention_heads * c->head_dim,
                 KVd = c->num_key_value_heads * c->head_dim, R = Hd + 2 * KVd;
-#define PART(...)                                                                                  \
-  { __VA_ARGS__ }
+#define PART(name_, rows_, ...)                                                                    \
+  { .name = name_, .rows = rows_, .order = __VA_ARGS__ }
 #define PARAMETER(enumerator, name, kind, rows, cols, norm, ...)                                   \
   [PARAM_##enumerator] = {name, kind == VECTOR, rows, cols, norm, {__VA_ARGS__}},
   const ParameterRow rows[] = {
