@@ -215,7 +215,8 @@ static void note_list(Backend *be, const SnapshotPiece *list, int count) {
 static double copy_list(Backend *be) {
   (void)be;
   for (int i = 0; i < later.count; i++)
-    memcpy(later.list[i].to_host, later.list[i].from, later.list[i].bytes);
+    if (later.list[i].bytes > 0) // a state that the parameter does not have
+      memcpy(later.list[i].to_host, later.list[i].from, later.list[i].bytes);
   later.count = 0;
   return 0;
 }
