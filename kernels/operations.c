@@ -29,11 +29,12 @@ static double compute_bytes(const Spec *spec, const ParamTensor *t) {
 static double update_bytes(const Spec *spec, const ParamTensor *t, Operation pass) {
   const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
   const double grad = (double)grad_bytes(spec) * gradients, master = (double)master_bytes(spec, t),
-               moment = (double)moment_bytes(spec), direction = (double)act_bytes(spec),
+               moments = (double)moment_bytes(spec) * ((t->m != NULL) + (t->v != NULL)),
+               direction = (double)act_bytes(spec),
                copies = compute_bytes(spec, t) + copies_bytes(spec, &t->folded);
   const bool by_muon = t->part_count > 0;
-  if (pass == OP_muon) return by_muon ? grad + 2 * moment + direction : 0;
-  if (pass == OP_adamw) return 2 * master + copies + (by_muon ? direction : grad + 4 * moment);
+  if (pass == OP_muon) return by_muon ? grad + 2 * moments + direction : 0;
+  if (pass == OP_adamw) return 2 * master + copies + (by_muon ? direction : grad + 2 * moments);
   if (t->norm < 0) return grad;
   // W, or its folded copy where that is no coarser than the gradient
   return grad + (t->folded.data && act_bytes(spec) == grad_bytes(spec) ? direction : master);
