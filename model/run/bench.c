@@ -473,9 +473,7 @@ int bench_run(const BenchArgs *args, BenchResult *result, Error *err) {
   b->result = result;
   if (status == 0 && args->only == OP_muon && b->config.optimizer.kind != OPTIMIZER_MUON)
     status = error_set(err, "--op muon: this run has none; with optimizer.kind=muon it has");
-  if (status == 0) {
-    status = run_sides(b, err);
-  }
+  if (status == 0) status = run_sides(b, err);
   if (status == 0) {
     sum_up(b);
     bench_print(result);

@@ -35,7 +35,6 @@ typedef struct BenchOp {
   OperationWork work;
   char shape[64];              // for people: "32768 x 2048 x 8192"
   KernelKind runs;             // the first kind's kernel for it
-  bool alike;                  // both kinds run the same kernel, and it is no program's twin
   int64_t calls;               // in a step
   int in_forward, in_backward; // calls in a layer's pass
   Spread time[BENCH_KINDS];
@@ -77,8 +76,8 @@ double step_ms(const BenchResult *r, BenchKind kind);
 // Sums over the operations of calls in a step x time.
 typedef struct OpsSums {
   double all[BENCH_FLOOR + 1], attention[BENCH_FLOOR + 1];
-  double alike[BENCH_KINDS];
-  double bare; // of the products
+  double alike[BENCH_KINDS]; // of those that both kinds run unfused
+  double bare;               // of the products
 } OpsSums;
 OpsSums ops_sums(const BenchResult *r);
 
@@ -96,8 +95,8 @@ typedef struct StepSplit {
 } StepSplit;
 StepSplit step_split(const BenchResult *r, BenchKind kind);
 
-// The operations that are alike: their times in the one kind over those in the other. Off 1 by as
-// much as the measurement is off. NAN where there are none.
+// The time of the operations that are alike in the first kind over that in the second. It is off 1
+// by as much as the measurement is off. NAN where there are none.
 double same_kernels_ratio(const BenchResult *r);
 
 void bench_print(const BenchResult *r);
