@@ -32,7 +32,7 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Op
     const real per_q = 1 / scale_of_row(x, m);
     for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = per_q * reals(residual)[k];
   }
-  multiply(cpu, GEMM_NN, M, D, N, dz, W, residual ? 1 : 0, dx, D);
+  multiply(cpu, GEMM_NN, M, D, N, dz, W, residual != NULL, dx, D);
   finish_norm_dgrad(cpu, M, x, sumsq, s, dx_);
 }
 
@@ -67,7 +67,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
   const int64_t F = c->F;
   const real *z = reals(z_);
   real *dz = values_of(dz_), *s = sums_of(s_), *dy = cpu->dy;
-  multiply(cpu, GEMM_NN, M, F, c->D, dx, W, 0, dy, F);
+  multiply(cpu, GEMM_NN, M, F, c->D, dx, W, false, dy, F);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
@@ -78,7 +78,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
 
 void cpu_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
   const Cpu *cpu = cpu_of(be);
-  multiply(cpu, GEMM_NN, M, K, cpu->base.spec.D, dy, W, 0, reals(da), K);
+  multiply(cpu, GEMM_NN, M, K, cpu->base.spec.D, dy, W, false, reals(da), K);
 }
 
 void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
@@ -101,7 +101,7 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
 
 void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x, grad_t *dW,
                bool accumulate) {
-  multiply(cpu_of(be), GEMM_TN, N, K, M, dz, x, accumulate ? 1 : 0, reals(dW), K);
+  multiply(cpu_of(be), GEMM_TN, N, K, M, dz, x, accumulate, reals(dW), K);
 }
 
 void cpu_head_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,

@@ -49,7 +49,7 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowSta
   const Spec *c = &cpu->base.spec;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d;
   real *qkv = reals(qkv_);
-  multiply(cpu, GEMM_NT, M, R, c->D, x, W, 0, qkv, R);
+  multiply(cpu, GEMM_NT, M, R, c->D, x, W, false, qkv, R);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
@@ -65,7 +65,7 @@ void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const
   const int64_t D = cpu->base.spec.D;
   real *out = reals(out_.data), *sumsq = sums_of(sumsq_);
   memcpy(out, x, (size_t)(M * D) * sizeof(real));
-  multiply(cpu, GEMM_NT, M, D, K, a, W, 1, out, D);
+  multiply(cpu, GEMM_NT, M, D, K, a, W, true, out, D);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) sumsq[m] = (real)row_sum_of_squares(D, out + m * D);
   leave_row_scales(cpu, M, out_, x_sumsq);
@@ -91,7 +91,7 @@ void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
   const Spec *c = &cpu->base.spec;
   const int64_t F = c->F;
   real *z = reals(z_), *y = values_of(y_);
-  multiply(cpu, GEMM_NT, M, 2 * F, c->D, x, W, 0, z, 2 * F);
+  multiply(cpu, GEMM_NT, M, 2 * F, c->D, x, W, false, z, 2 * F);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);

@@ -10,7 +10,7 @@ void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act
   const Spec *c = &cpu->base.spec;
   const int64_t V = c->V, stride = padded_vocab(c);
   real *logits = reals(logits_);
-  multiply(cpu, GEMM_NT, M, V, c->D, x, W, 0, logits, stride);
+  multiply(cpu, GEMM_NT, M, V, c->D, x, W, false, logits, stride);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
@@ -84,6 +84,6 @@ void cpu_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Op
                     RowStat sumsq, Operand dx) {
   Cpu *cpu = cpu_of(be);
   const int64_t D = cpu->base.spec.D;
-  multiply(cpu, GEMM_NN, M, D, cpu->base.spec.V, g->p, W, 0, reals(dx.data), D);
+  multiply(cpu, GEMM_NN, M, D, cpu->base.spec.V, g->p, W, false, reals(dx.data), D);
   finish_norm_dgrad(cpu, M, x, sumsq, g->s, dx);
 }
