@@ -81,6 +81,13 @@ bool is_scaling(const SafeTensor *t) {
   return name_ends_with(t->name, SCALINGS) || strstr(t->name, SCALINGS ".");
 }
 
+bool is_state(const SafeTensor *t, ParamState state) {
+  const ParamTensor by_adamw = {.part_count = 0}; // of which all states are saved
+  const char *name = state_saved_as(&by_adamw, state);
+  const size_t length = strlen(name);
+  return strncmp(t->name, name, length) == 0 && t->name[length] == '.';
+}
+
 static bool is_tested(const SafeTensor *t) {
   return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) && !is_scaling(t);
 }
@@ -90,8 +97,7 @@ static bool bad_part(const SafeFile *file, const SafeTensor *t, const unsigned c
                      uint64_t at, uint64_t end) {
   const ContentPart part = content_part(file, t, at, end);
   const unsigned char *from = portion + (part.at - at);
-  if (t->dtype == SAFE_F32)
-    return bad_f32(from, (size_t)part.count, strncmp(t->name, "exp_avg_sq.", 11) == 0);
+  if (t->dtype == SAFE_F32) return bad_f32(from, (size_t)part.count, is_state(t, STATE_v));
   return bad_half(from, (size_t)part.count, t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
 }
 
@@ -125,7 +131,7 @@ static void check_piece(Piece *piece, unsigned char *room) {
 static int refuse_value(const Piece *piece, Error *err) {
   return error_set(err, "'%s': the tensor '%.200s' has a value that is not finite%s",
                    piece->file->path, piece->bad->name,
-                   strncmp(piece->bad->name, "exp_avg_sq.", 11) == 0 ? ", or below 0" : "");
+                   is_state(piece->bad, STATE_v) ? ", or below 0" : "");
 }
 
 // pieces[count]: those of the file.

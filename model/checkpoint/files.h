@@ -43,6 +43,8 @@ int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *room
 int content_read(const SafeFile *file, const SafeTensor *t, size_t at, size_t bytes, void *to,
                  Error *err);
 bool is_scaling(const SafeTensor *t); // one of FP8, or all of them
+// Whether this is the name of that saved state of a parameter.
+bool is_state(const SafeTensor *t, ParamState state);
 // Whether two tensors have the same dtype and bytes.
 int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, const SafeTensor *t,
                   bool *equal, Error *err);

@@ -185,7 +185,7 @@ static int check_files(const Wanted *w, Error *err) {
 static TensorSet set_of(const SafeFile *file) {
   TensorSet set = MOMENTS;
   for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
-    if (strncmp(t->name, "master.", 7) != 0) continue;
+    if (!is_state(t, STATE_master)) continue;
     if (t->rank != 1) return MOMENTS_AND_MASTERS;
     set = MOMENTS_AND_NORMS;
   }
