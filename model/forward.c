@@ -81,6 +81,16 @@ void llama_loss(Llama *llama, double scale) {
   be->services.replay_end(be, REPLAY_LOSS);
 }
 
+double llama_sum_of_losses(Llama *llama, const Batch *batch) {
+  Backend *be = llama->be;
+  be->services.step_begin(be);
+  llama_load_batch(llama, batch);
+  llama_forward(llama);
+  llama_loss(llama, 1);
+  be->services.step_end(be);
+  return be->services.step_result(be).loss * (double)batch_rows(&llama->spec);
+}
+
 void row_logits(Llama *llama, int64_t row) {
   Backend *be = llama->be;
   const LayerActs *last = &llama->acts.layers[llama->config.num_hidden_layers];

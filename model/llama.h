@@ -39,7 +39,7 @@ void llama_init_weights(Llama *llama, uint64_t seed);
 void llama_zero_moments(Llama *llama);
 
 // ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
-// records the calls that are the same in every step and replays them (kernels/ops.h).
+// records the calls that are the same in every step and replays them (kernels/services.h).
 
 // A micro-batch of spec.batch windows. Without spec.usual_documents each is one document.
 void llama_load_batch(Llama *llama, const Batch *batch);
@@ -48,6 +48,9 @@ void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:
 // validation.
 void llama_loss(Llama *llama, double scale);
+// A validation's step on a micro-batch: the sum of the losses of its rows that count, in nats.
+// Waits for it, so no other step's result may be unread.
+double llama_sum_of_losses(Llama *llama, const Batch *batch);
 // lm_head, loss and the whole backward. Without `accumulate` a step begins: gradients are
 // overwritten. scale: 1 / micro-batches.
 void llama_backward(Llama *llama, double scale, bool accumulate);

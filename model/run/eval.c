@@ -188,23 +188,12 @@ static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err)
   return 0;
 }
 
-static double sum_of_losses(Evaluation *e) {
-  Llama *llama = &e->loaded.llama;
-  Backend *be = llama->be;
-  llama_load_batch(llama, &e->batch);
-  be->services.step_begin(be);
-  llama_forward(llama);
-  llama_loss(llama, 1);
-  be->services.step_end(be);
-  return be->services.step_result(be).loss * (double)(e->B * e->T);
-}
-
 static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
   const int64_t windows = min_i64(e->loader->epoch.windows - first, e->B),
                 all = e->loader->epoch.windows * e->T;
   if (read_batch(e, first, windows, err) != 0) return -1;
   text_bytes_batch(&e->text_bytes, &e->batch, windows, e->T);
-  e->nats += sum_of_losses(e);
+  e->nats += llama_sum_of_losses(&e->loaded.llama, &e->batch);
   e->counted += e->batch.counted;
   e->done += windows * e->T;
   progress_show(&e->progress, (uint64_t)e->done, (uint64_t)all, (uint64_t)e->done);

@@ -81,18 +81,6 @@ static int read_batch(Validation *v, int64_t i, int64_t windows, Error *err) {
   return 0;
 }
 
-// The sum of the losses of all rows that count.
-static double sum_of_losses(Validation *v) {
-  Llama *llama = &v->run->llama;
-  Backend *be = llama->be;
-  be->services.step_begin(be);
-  llama_load_batch(llama, &v->batch);
-  llama_forward(llama);
-  llama_loss(llama, 1);
-  be->services.step_end(be);
-  return be->services.step_result(be).loss * (double)batch_rows(&llama->spec);
-}
-
 // A batch with fewer windows than B is filled up, so that every forward has the one shape that the
 // backend has prepared and recorded, and FP8's groups of rows are whole.
 static int validate_batch(Validation *v, int64_t i, Error *err) {
@@ -102,7 +90,7 @@ static int validate_batch(Validation *v, int64_t i, Error *err) {
   if (read_batch(v, i, windows, err) != 0) return -1;
   const int64_t T = v->run->config.train.sequence_length;
   loader_pad(v->run->inputs.val, &v->batch, windows * T, (B - windows) * T);
-  val_mean_add(&v->mean, sum_of_losses(v), (double)v->batch.counted);
+  val_mean_add(&v->mean, llama_sum_of_losses(&v->run->llama, &v->batch), (double)v->batch.counted);
   return 1;
 }
 
