@@ -51,7 +51,7 @@ static const char usage[] =
 static int train(Run *run, Error *err) {
   Llama *llama = &run->llama;
   const int64_t micro_batches = run->config.train.gradient_accumulation;
-  while (!run_done(run)) {
+  while (!run->done) {
     if (run_pause_due(run)) {
       if (run_pause(run, err) != 0) return -1;
       continue;

@@ -88,10 +88,6 @@ bool run_pause_due(const Run *run) {
          (run->saves.background && background_ended(run->saves.background));
 }
 
-bool run_done(const Run *run) {
-  return run->done;
-}
-
 // ---- Saves
 
 // A failed save, with its sentence, ends a run only where its folder is gone, or it was the last.

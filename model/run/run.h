@@ -160,8 +160,6 @@ int run_settle(Run *run, Error *err);
 
 // ---- Between steps (pause.c)
 
-// Whether the run has ended: by its last step, or because it was asked to stop.
-bool run_done(const Run *run);
 // Whether anything is to be done before the next step: a validation, a sample or a save is due, a
 // save has ended, the folder was not looked at for a second, or the run was asked to stop.
 bool run_pause_due(const Run *run);
