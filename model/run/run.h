@@ -61,13 +61,13 @@ typedef struct Start {
 } Start;
 
 // The steps of this process.
-typedef struct Steps {
+typedef struct RunSteps {
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;
   int64_t paused;        // the step that was validated, sampled and saved last; -1: none
   int64_t saturated_row; // FP8: in a row had values beyond a scale's reach
   bool profiling;        // the profilers' window is open
-} Steps;
+} RunSteps;
 
 // Its folder and its saves.
 typedef struct Saves {
@@ -101,7 +101,7 @@ typedef struct Run {
   Llama llama;
   Generator *generator; // NULL: no samples
   TrainState state;     // after the last booked step
-  Steps steps;
+  RunSteps steps;
   double last_val_loss; // of this process; NAN: none
   Saves saves;
   RunLog log;
