@@ -32,10 +32,6 @@ PlanLimits plan_limits(const Config *config, const Hardware *hardware);
 // 0 unless the run does not fit into the host's memory: all of it on a CPU, else what is offloaded.
 // A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const Spec *spec, Error *err);
-// For --plan and the start of a run: the lengths of warm-up and decay where they are not the
-// configured ones, a warning about more CPU threads than processors, and unless the run is resumed
-// one about each key that is far from configs/RECIPE.md.
-void recipe_print(const Config *config, bool gpu, bool resumed);
 // Appends to the message which keys would make the run fit into the memory that its spec names, on
 // the device and on the host: each alone, or where none does several together.
 void plan_advise(const Config *config, const Spec *spec, Error *err);

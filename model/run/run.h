@@ -119,6 +119,10 @@ void run_close(Run *run);
 int run_find_start(Run *run, Error *err);
 // For run_open: the start-up table, and the log's first record.
 void run_report_start(Run *run);
+// For that table and --plan. Prints how long warm-up and decay are, where the configuration has
+// them longer than the run; warns of more CPU threads than processors; and, unless the run is
+// resumed, of each key that is far from configs/RECIPE.md.
+void recipe_print(const Config *config, bool gpu, bool resumed);
 
 // What a run prints at its end: the model, its last and its best validation, and the command that
 // generates text or resumes. path, overrides: its command line. The second is for a `finished` run.
