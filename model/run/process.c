@@ -69,12 +69,11 @@ static void catch_signal(int number, void (*handler)(int), int flags) {
   sigaction(number, &action, NULL);
 }
 
-// oneDNN's code for AVX-512 keeps values below the stack pointer, where a handler's frame would
-// overwrite them, so handlers have a stack of their own.
-static char handlers_stack[64 << 10];
-
 void process_catch_signals(void) {
-  const stack_t stack = {.ss_sp = handlers_stack, .ss_size = sizeof handlers_stack};
+  // oneDNN's code for AVX-512 keeps values below the stack pointer, where a handler's frame would
+  // overwrite them. So handlers have a stack of their own, which lives as long as the process.
+  static char room[64 << 10];
+  const stack_t stack = {.ss_sp = room, .ss_size = sizeof room};
   sigaltstack(&stack, NULL);
   catch_signal(SIGINT, on_signal, 0);
   catch_signal(SIGTERM, on_signal, 0);
