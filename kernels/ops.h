@@ -107,8 +107,8 @@ typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, cons
 typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
 // lm_head's wgrad, a part for each loss chunk. Without a sum it is wgrad's. Where gradients are
-// rounded (rounds_gradients) every addition to dW would round: 8 parts have an error of 0.4 %, one
-// has 0.17 %. So sum = dz^T x, or += where add; with the last part dW = sum.
+// bf16 every addition to dW would round: 8 parts have an error of 0.4 %, one has 0.17 %. So
+// sum = dz^T x, or += where add; with the last part dW = sum.
 //   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out, or NULL; dW [N, K] out, with a sum NULL
 //   before the last part.
 typedef void HeadWgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,

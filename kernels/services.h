@@ -134,7 +134,7 @@ typedef struct Services {
   // ---- Replay and profiling
   // Enclose a part of a step that is the same at every call with this slot: the same operations
   // (from embed to adamw, and step_begin), pointers, shapes and flags.
-  //     if (be->replay_begin(be, slot)) { operations; be->replay_end(be, slot); }
+  //     if (services.replay_begin(be, slot)) { operations; services.replay_end(be, slot); }
   // A GPU backend captures the second call's launches in a CUDA graph. From then on replay_begin
   // launches the graph and returns false, so that the host's share of a step is one call. Releasing
   // memory destroys the graphs, since they may point to it.

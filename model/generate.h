@@ -7,12 +7,14 @@
 typedef struct Generator Generator;
 
 // Buffers for up to max_positions tokens (prompt included), apart from the model's own activations.
-// max_positions may not exceed the backend's.
+// max_positions may not exceed the backend's. NULL and a sentence where there is no memory for
+// them.
 Generator *generator_create(Llama *llama, int64_t max_positions, Error *err);
-void generator_destroy(Generator *g);
+void generator_destroy(Generator *g); // NULL is fine
 
 // Feeds the prompt (count >= 1 token ids). When the cache is full, the newer half of its tokens is
-// fed again, so that text has no limit.
+// fed again, so that text has no limit. -1 and a sentence where the prompt has no token, or one
+// beyond the vocabulary.
 int generator_start(Generator *g, const int32_t *prompt, int64_t count,
                     const SampleOptions *options, Error *err);
 // The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits

@@ -29,7 +29,8 @@ typedef struct Llama {
   char *acts_block;
 } Llama;
 
-// Allocates everything the run needs on the backend, as llama->plan says; weights are not set.
+// Allocates everything the run needs on the backend, as llama->plan says; weights are not set. -1
+// and a sentence where there is not enough memory: then llama is all zeros.
 int llama_create(Llama *llama, const ModelConfig *config, Backend *be, Error *err);
 void llama_destroy(Llama *llama); // zeros are fine
 

@@ -16,8 +16,7 @@ extern "C" {
 enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
 
-// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c,
-// bench.c.
+// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c, bench.c.
 typedef struct Memory Memory;
 typedef struct Steps Steps;
 typedef struct Attention Attention;
@@ -77,7 +76,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err);
 // Closes the backend and frees it: it starts with a Cuda and was allocated in one piece.
 void cuda_destroy(Backend *be);
 
-// ---- memory.c: the functions of kernels/ops.h
+// ---- memory.c: the functions of kernels/services.h
 void cuda_set_memory(Cuda *c);
 int cuda_memory_open(Cuda *c, Error *err); // first: cuda_take needs it
 void cuda_memory_close(Cuda *c);
@@ -86,7 +85,7 @@ void cuda_memory_close(Cuda *c);
 void *cuda_take(Cuda *c, size_t bytes, Error *err);
 void cuda_give_back(Cuda *c, void *memory); // NULL is fine
 
-// ---- snapshot.c: the functions of kernels/ops.h
+// ---- snapshot.c: the functions of kernels/services.h
 void cuda_set_snapshot(Cuda *c);
 void cuda_snapshot_close(Cuda *c); // waits for a running snapshot
 
@@ -149,7 +148,7 @@ AttentionDecodeOp cuda_attention_decode;
 // The tables of the list, rebuilt where the last call was for another list.
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count);
 void cuda_table_free(Cuda *c);
-size_t cuda_list_bytes(const ParamTensor *list, int count); // Services.list_bytes
+size_t cuda_list_bytes(const ParamTensor *list, int count); // Spec.list_bytes
 // The use of the tensor that has FP8 copies, or NULL.
 const Operand *cuda_fp8_use(const ParamTensor *t);
 
@@ -179,7 +178,7 @@ void cuda_set_bench(Cuda *c);
 void cuda_bench_close(Cuda *c);
 void cuda_mark(Backend *be, int what);
 
-// ---- step.c: the functions of kernels/ops.h
+// ---- step.c: the functions of kernels/services.h
 void cuda_set_step(Cuda *c);
 int cuda_step_open(Cuda *c, Error *err);
 void cuda_step_close(Cuda *c);

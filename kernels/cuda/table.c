@@ -28,7 +28,7 @@ const Operand *cuda_fp8_use(const ParamTensor *p) {
 }
 
 // The order of tensors in the update: folded copies read the updated norm weights. Vectors are norm
-// weights, and their masters are fp32 (master_bytes_of).
+// weights, and their masters are fp32 (master_bytes).
 enum { VECTORS, PLAIN, TILED, CLASSES };
 static int class_of(const ParamTensor *p) {
   return p->vector ? VECTORS : cuda_fp8_use(p) ? TILED : PLAIN;

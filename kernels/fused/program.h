@@ -54,7 +54,7 @@ typedef struct ProgramArgs {
   // FP8
   const Scaling *a, *b;   // of A and B: the product is a->inverse b->inverse times the cores' sums
   Scaling *copies;        // of the copies: scale is read, maxima are raised; NULL: there are none
-  const float *row_scale; // [M] q of RMSNorm's rows (kernels/ops.h), NULL: 1
+  const float *row_scale; // [M] q of RMSNorm's rows (kernels/operand.h), NULL: 1
   float *row_scale_out;   // [M] of the rows that are copied, or NULL
   const float *factors;   // [batch] of batched programs, NULL: 1
 } ProgramArgs;

@@ -49,10 +49,11 @@ bool is_state(const SafeTensor *t, ParamState state);
 int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, const SafeTensor *t,
                   bool *equal, Error *err);
 
-// ---- find.c 0 if the folder has every file of a checkpoint (optimizer.safetensors, unless it is
-// the model alone) and its state can be read, else -1 and the reason.
+// ---- find.c
+// 0 if the folder has every file of a checkpoint (optimizer.safetensors, unless it is the model
+// alone) and its state can be read, else -1 and the reason.
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
-// path[PATH_CHARS]
+// Copies `found` into path[PATH_CHARS]; -1 and a sentence where it is too long.
 int give_path(char *path, const char *found, Error *err);
 // -1 and a sentence: the folder has no weights in safetensors; it names the weights that are there.
 int no_weights(const char *folder, Error *err);

@@ -253,5 +253,3 @@ char *model_config_json(const ModelConfig *model, const ConfigExtras *x) {
   json_close(&w, '}');
   return w.text;
 }
-
-// ---- Counts

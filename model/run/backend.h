@@ -18,7 +18,7 @@ int hardware_find(Hardware *hardware, const Config *config, Error *err);
 bool hardware_attends_documents(const Hardware *hardware);
 
 // Opens the backend of this hardware for a spec that spec_resolve made for it. On a CPU the
-// description names what a GPU lacks.
+// description names what a GPU lacks. NULL and a sentence where a GPU's cannot be opened.
 Backend *backend_open(const Config *config, const Spec *spec, const Hardware *hardware, Error *err);
 
 // The largest runs that fit by the memory plan, 0 where none does. Of another length or batch all

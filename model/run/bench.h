@@ -11,8 +11,8 @@ typedef struct BenchArgs {
   char **overrides;
 } BenchArgs;
 
-// Of a CPU the first alone, which is then the CPU's. The floor is no kind: it is the work that
-// neither can avoid.
+// The kinds of kernels that are compared. A CPU has one, in the place of the first. The floor is no
+// kind: it is the work that neither can avoid.
 typedef enum BenchKind {
   BENCH_FUSED,
   BENCH_UNFUSED,

@@ -27,9 +27,9 @@ typedef struct LoadedModel {
 // of BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of generation_config.json, else of
 // config.json, else the tokenizer's. loaded_close afterwards, also after an error.
 int loaded_open(LoadedModel *t, const char *dir, Error *err);
-// The weights, on the backend that there is, for forwards of micro-batches like
-// `asked`. asked.context: of the one generator there will be; 0: none, and the micro-batches may
-// change from call to call. `advice` is for the user whose memory is short.
+// The weights, on the backend that there is, for forwards of micro-batches like `asked`.
+// asked.context: of the one generator there will be; 0: none, and the micro-batches may change from
+// call to call. `advice` is for the user whose memory is short.
 int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err);
 // The weights, and a generator of at most `context` positions, which may not be more than the model
 // has. NULL on error.

@@ -14,8 +14,8 @@
 //          name: they follow one another and are the whole), memory_taken (bytes of the GPU by the
 //          driver's count; 0: the backend does not count)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, counted (tokens with a target, where that
-//          is not all), mfu (null where the peak is not
-//          known), applied; in FP8 also saturated: tensors with values beyond their scale's reach
+//          is not all), mfu (null where the peak is not known), applied; in FP8 also saturated:
+//          tensors with values beyond their scale's reach
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
 //          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the
 //          tokenizer is not known), tokens
@@ -50,9 +50,9 @@ typedef struct RunLog {
   PathText name;                // for messages
   off_t bytes;                  // of the lines in the file
   JsonWriter lines;             // that are not in the file yet
-  bool failed;                  // the last write did; said once
+  bool failed;                  // the last write did, and that was said
   bool lost;                    // lines were dropped, as too many waited
-  bool torn;                    // and wrote a part of a line
+  bool torn;                    // the last write left a part of a line
   int64_t steps;                // of the whole run, for "step/total"
   double ms_mean;               // running mean of a step's time, for the time left
   double opened_ms, printed_ms; // when the log was opened, and the last progress line printed

@@ -22,8 +22,8 @@ static int open_train_data(Run *run, Error *err) {
   return run->inputs.train ? 0 : error_prefix(err, "data.train");
 }
 
-// A single window is enough to validate on. Where training has no documents apart, its windows have
-// none either: then training's recorded steps and its plan of attention serve validation, too.
+// A single window is enough to validate on. Where training keeps no documents apart, validation
+// keeps none either: then training's recorded steps and its plan of attention serve both.
 static int open_val_data(Run *run, Error *err) {
   const Config *c = &run->config;
   const LoaderConfig loader = {.pattern = c->data.val,
@@ -99,7 +99,7 @@ static int open_model(Run *run, Error *err) {
     plan_advise(c, &run->be->spec, err);
     return -1;
   }
-  // What an open GPU's run has of the host's memory is taken already.
+  // A GPU's run has taken its part of the host's memory by now.
   run->saves.plan = saves_plan(c, &spec, hardware.gpu ? 0 : run->llama.plan.total_bytes);
   run->inputs.batches = xcalloc((size_t)c->train.gradient_accumulation, sizeof(Batch));
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++)

@@ -54,7 +54,7 @@ static void on_notice(int number) {
   if (!stop_requested) stop_requested = STOP_BY_NOTICE;
 }
 
-// SIGALRM of the kernel is that of process_alarm; anybody else's is a notice.
+// The kernel's SIGALRM is process_alarm's; anybody else's is a notice.
 static void on_alarm(int number, siginfo_t *info, void *context) {
   (void)context;
   if (info->si_code != SI_KERNEL)

@@ -170,7 +170,8 @@ bool run_pause_due(const Run *run);
 // Does it, and sets the alarm of train.max_minutes.
 int run_pause(Run *run, Error *err);
 
-// 0 where the run was asked to stop before it was done; -1: the data are bad, for run_bad_data.
+// 1: it was done, or there is nothing to validate on; 0: the run was asked to stop before; -1: the
+// data are bad, for run_bad_data.
 int run_validate(Run *run, Error *err);
 
 // ---- Saving
