@@ -3,6 +3,7 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
+must test -e build/release/tests/slow_sync.so # else the first checks pass on the fast disk
 prepare_data 400
 config=$folder/config.json
 write_config "$config"

@@ -85,6 +85,7 @@ check those_that_it_has_passed_are_gone "$(ls "$folder/back")" test ! -e "$folde
 check no_link_leads_to_one_of_them "$(ls -l "$folder/back")" test -e "$folder/back/best" -o ! -L "$folder/back/best"
 
 # ---- A file system without symbolic links
+must test -e build/release/tests/symlink_stub.so
 links() { # ARGUMENTS...
   env "LD_PRELOAD=$PWD/build/release/tests/symlink_stub.so" "$TRAIN" "$config" "output.dir=$folder/links" "$@" \
     >"$folder/said" 2>"$folder/said.err" </dev/null
