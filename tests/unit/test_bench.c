@@ -149,7 +149,7 @@ static BenchResult measured(int kinds, const char *const *more, int count) {
 }
 
 static void near(double a, double b) {
-  if (!(fabs(a - b) <= 1e-3)) fail_msg("%.17g is not %.17g", a, b);
+  if (!(fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b)))) fail_msg("%.17g is not %.17g", a, b);
 }
 
 static double calls_of(const BenchResult *r, Operation operation) {
