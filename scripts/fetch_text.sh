@@ -17,6 +17,9 @@ case ${1:-} in
 esac
 out=$1
 shift
+for name in "$@"; do
+  [[ $name =~ ^[a-z0-9][a-z0-9+.-]+$ ]] || fail "'$name' is no name of a package; --help says more"
+done
 for tool in apt-get dpkg-deb groff python3 zstd; do
   command -v "$tool" >/dev/null || fail "$tool is missing; Debian's package of that name has it
   (groff-base has groff)"

@@ -123,8 +123,7 @@ def run_all(options, recipes):
         for name, (words, peer) in recipes.items():
             folder, program = options.out / name / f"seed-{seed}", ["./train"]
             if peer:
-                program = [os.environ.get("PYTHON", "python3"), "scripts/torch_llama.py",
-                           peer]
+                program = [os.environ.get("PYTHON", "python3"), "scripts/torch_llama.py", peer]
             good &= run(folder, [
                 *program, words[0], f"data.train={data}/train-*.bin", f"data.val={data}/val-*.bin",
                 "train.save_interval=-1", "train.sample_interval=-1", *words[1:],
@@ -264,6 +263,8 @@ def parse():
         return full.relative_to(ROOT) if full.is_relative_to(ROOT) else full
 
     def numbers(text):
+        if not all(map(str.isdecimal, text.split())):
+            raise argparse.ArgumentTypeError(f"'{text}' is not whole numbers with spaces between them")
         return [int(word) for word in text.split()]
 
     parser = argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS,
@@ -284,6 +285,9 @@ def parse():
     parser.add_argument("--peer", action="store_true", help="the recipes with peer=, too; PYTHON "
                         "(python3) has torch 2.9 or later")
     options, overrides = parser.parse_known_args()
+    for word in overrides:
+        if word.startswith("-") or "=" not in word:
+            fail(f"'{word}' is neither an option nor section.key=value; --help lists the options")
     shipped = ROOT / f"scripts/recipes/{options.recipes}.txt"
     options.recipes = shipped if shipped.exists() else pathlib.Path(options.recipes).resolve()
     options.text = options.text or options.out / "text/text.jsonl.zst"

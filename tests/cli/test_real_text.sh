@@ -74,6 +74,10 @@ check what_is_not_text_is_left_out "$page" test "${page/no/}" = "$page"
 check a_long_text_is_cut_without_loss 'the pieces are not the text' cmp -s \
   <(documents "$folder/all.jsonl" long.txt | tr -d '\n') \
   <(prose long 9000 | tr -d '\n')
+before=$(listing)
+scripts/fetch_text.sh "$folder/text" --kernel-mb 0 >"$folder/said" 2>"$folder/said.err"
+why=$(why_no_clear_error $? "'--kernel-mb' is no name of a package")
+check fetch_text_takes_no_options "$why" test -z "$why"
 scripts/collect_text.py "$folder/packages" --kernel-mb 0 2>/dev/null >"$folder/none.jsonl"
 check the_kernel_is_limited 'there is text of the kernel' \
   test "$(grep -c '"linux/' "$folder/none.jsonl")" = 0

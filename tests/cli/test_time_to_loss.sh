@@ -106,7 +106,9 @@ recipes() { printf '%s\n' "$@" >"$folder/bad.txt"; }
 given=(--data "$folder/data")
 wrong recipes_that_are_not_there_are_named "there is no file 'tiny'; shipped are 110m 350m small" tiny "$out"
 wrong an_out_is_needed 'arguments are required: OUT' small
-wrong seeds_are_numbers "--seeds: invalid numbers value: 'one'" small "$out" --seeds one
+wrong seeds_are_numbers "--seeds: 'one' is not whole numbers" small "$out" --seeds one
+wrong options_are_those_of_the_help "'--seed=1' is neither an option nor section.key=value" small "$out" --seed=1
+wrong a_word_alone_is_no_setting "'steps' is neither an option nor section.key=value" small "$out" steps
 wrong a_target_is_a_loss "--target: invalid float value: 'low'" small "$out" --target low
 wrong data_without_tokens_are_refused "'$folder' has no train-*.bin" "$folder/recipes.txt" "$out" --data "$folder"
 wrong a_recipe_that_is_not_there_is_named "there is no recipe 'best' in $folder/recipes.txt; it has plain fast" "$folder/recipes.txt" "$out" --only best
