@@ -48,8 +48,9 @@ $(foreach f,$(FLAVOURS),$(eval build/$f/%.o: %.c $$$$(call changed,HOST); $$(cal
 include kernels/kernels.mk tests/tests.mk
 
 # ---- What people call
-.PHONY: all test check test-all test-gpu bench kernels program test-program sanitize asan fuzz night \
-  format clean help FORCE quick-programs test-programs asan-programs fuzz-programs gpu-programs
+.PHONY: all test check test-all test-gpu bench kernels program test-program sanitize asan fuzz \
+  night format clean help FORCE quick-programs test-programs asan-programs fuzz-programs \
+  gpu-programs
 all: train prepare ## build ./train and ./prepare
 train prepare: %: build/release/%
 	ln -sfn $< $@

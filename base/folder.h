@@ -44,12 +44,12 @@ typedef struct Folder {
   bool begun;        // `temporary` is there, and folder_close removes it
 } Folder;
 
-// A folder in one that the caller has locked, and that must be there. What has the name `path` is
-// replaced, a link too. Writes nothing. folder_close afterwards.
+// For a folder inside another one, which exists and which the caller has locked. folder_commit then
+// replaces whatever has the name `path`, even a link. Writes nothing. folder_close afterwards.
 void folder_alone(Folder *folder, const char *path, FolderNames *is_ours);
-// A folder where others may write. Looks at `path`, and writes nothing. An error where `path` is a
-// file, a link to nothing, or was lost when a process was killed. What may be in folder->before is
-// the caller's to say, before folder_begin. folder_close afterwards, also after an error.
+// For a folder where others may write. Looks at `path`, and writes nothing. An error where `path` is
+// a file, a link to nothing, or was lost when a process was killed. The caller decides, before
+// folder_begin, whether it may replace folder->before. folder_close afterwards, also after an error.
 int folder_look(Folder *folder, const char *path, FolderNames *is_ours, Error *err);
 // Makes folder->temporary, empty, and removes what a killed process left. An error where another
 // process is writing there, or somebody else's files are in the way.

@@ -50,9 +50,9 @@ typedef struct Loader {
   Draws drawn;
   Epoch epoch;
   uint64_t fingerprint; // of all files, in their order: what they hold, not where they are
-  uint64_t
-      checksum;    // after loader_check: of the tokens of all files that do not say it themselves,
-                   // so that the fingerprint has samples of them alone; 0: there are none
+  // After loader_check: of the tokens of all files that do not say it themselves, since the
+  // fingerprint has only samples of those; 0: there are none.
+  uint64_t checksum;
   int32_t *window; // [T + 1]
   bool *mask;      // [T]
 } Loader;

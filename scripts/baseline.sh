@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# What must not change where only the house is rebuilt: the bits of short runs, the text of plans, the machine code.
+# What a change of the code's structure must not change: bits of short runs, plans, machine code.
 # usage: scripts/baseline.sh FOLDER runs|plans|kernels...
-#   runs     SHA-256 of every file that 24 short runs on the CPU save, and their losses (20 s); checksums.json has paths in it
-#   plans    --plan of every config, without what the machine's memory says, for AdamW and Muon, bf16 and FP8
-#   kernels  SHA-256 of each kernel's SASS in build/, addresses left out; needs cuobjdump
-# Writes FOLDER/runs.txt and so on. Call it in two trees on one machine, and compare the folders with diff.
+#   runs     SHA-256 of the losses of 24 short runs on the CPU, and of every file that they save (20 s),
+#            without checksums.json, which has paths in it
+#   plans    --plan of every config for AdamW and Muon, bf16 and FP8, without the lines about this
+#            machine's memory
+#   kernels  SHA-256 of each kernel's SASS in build/, without addresses; needs cuobjdump
+# Writes FOLDER/runs.txt and so on. Call it in two trees on one machine, and compare the folders
+# with diff.
 # shellcheck disable=SC2119,SC2317 # sort is a function of lib.sh; parts are called by name
 # shellcheck source=tests/support/lib.sh
-out=$(mkdir -p "${1:?usage: scripts/baseline.sh FOLDER runs|plans|kernels...}" && realpath "$1") || exit
+[ $# -ge 2 ] || { echo 'baseline.sh: usage: scripts/baseline.sh FOLDER runs|plans|kernels...' >&2; exit 1; }
+out=$(mkdir -p "$1" && realpath "$1") || exit
 shift
 . "$(dirname "$0")/../tests/support/lib.sh"
 export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=

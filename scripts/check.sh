@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs the quick tests that touch one file: unit tests that call a function of it, directly or by a
-# helper of tests/support; for a fused program its emulated test.
+# Builds and runs the quick tests of one file: the unit tests that call a function of it, directly or
+# through tests/support. For a fused program that is its test on the CPU.
 # usage: make check FILE=data/loader.c
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,9 +23,12 @@ esac
 
 if [ -n "${names:-}" ]; then
   tests=$(users "$names" tests/unit/*.c)
-  for helper in $(users "$names" tests/support/*.c); do tests+=" $(users "${helper%.c}.h" tests/unit/*.c)"; done
+  for helper in $(users "$names" tests/support/*.c); do
+    tests+=" $(users "${helper%.c}.h" tests/unit/*.c)"
+  done
 fi
-programs=$(tr ' ' '\n' <<<"${tests:-}" | sed -nE 's|^(tests/unit/test_.*)\.c$|build/release/\1|p; s|^(tests/unit/grad.*)\.c$|build/double/\1|p' | sort -u)
+programs=$(tr ' ' '\n' <<<"${tests:-}" | sed -nE -e 's|^(tests/unit/test_.*)\.c$|build/release/\1|p' \
+  -e 's|^(tests/unit/grad.*)\.c$|build/double/\1|p' | sort -u)
 scripts=$(tr ' ' '\n' <<<"${tests:-}" | grep '\.sh$' || true)
 [ -n "$programs$scripts" ] || { echo "check: no unit test calls a function of $file: make test" >&2; exit 1; }
 # shellcheck disable=SC2086 # lists of names without spaces

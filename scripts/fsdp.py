@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Goes on with a run of ./train on several GPUs: transformers' LlamaForCausalLM under FSDP2.
+"""Continues a run of ./train on several GPUs: transformers' LlamaForCausalLM under FSDP2.
 
 usage: torchrun --nproc-per-node N scripts/fsdp.py FOLDER 'TOKENS' --out FOLDER [options]
 

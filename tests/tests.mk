@@ -19,7 +19,7 @@ $(foreach f,release asan double,$(eval build/$f/tests/unit/%: build/$f/tests/uni
   build/$f/tests.a; $$(LINK) -lcmocka))
 # Central differences mean nothing in fp32.
 $(foreach f,release asan,$(eval build/$f/tests/unit/gradcheck_%:; \
-  @echo 'make: gradchecks are in double precision: build/double/tests/unit/gradcheck_$$*' >&2; \
+  @echo 'make: gradchecks need double precision: make build/double/tests/unit/gradcheck_$$*' >&2; \
   exit 1))
 
 # A test compares our declarations with cuDNN's headers.
@@ -29,8 +29,9 @@ build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink unlinkat rmdir malloc calloc \
   realloc
 WRAP_BENCH := backend_open clock_gettime
-build/%/test_folder_faults build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
-  build/%/test_report build/%/test_changed_data: EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
+build/%/test_folder_faults build/%/test_checkpoint_faults build/%/test_prepare_faults \
+  build/%/test_background build/%/test_report build/%/test_changed_data: \
+  EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_BENCH:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_find
 

@@ -17,8 +17,8 @@
 #include "data/prepare/encoding.h"
 #include "data/tokenizer/cut.h"
 
-// From this many documents on, whole ones are kept for validation. So many bytes are read to find
-// out; fewer documents in them are long ones.
+// From MANY_DOCUMENTS on, whole ones are kept for validation. At most AHEAD_BYTES are read to find
+// out: if they hold fewer, these are long.
 enum { MANY_DOCUMENTS = 100, AHEAD_BYTES = 64 << 20, BATCH_BYTES = 1 << 20 };
 
 // What is for validation: the tail of each document, whole documents, files of its own, nothing.

@@ -32,8 +32,8 @@ int prepare_gather(Corpus *corpus, const PrepareOptions *options, Error *err);
 // The line of the report about lines that were passed over; none where there are none.
 void prepare_print_bad(const BadLines *bad);
 
-// Both hold signals back (base/os.h); one that came is an error, and so is what can be refused
-// before a text is read. Progress goes to standard error, a report to standard output. After an
+// Both hold signals back (base/os.h); a signal that came is an error. They refuse what they can
+// before they read a text. Progress goes to standard error, a report to standard output. After an
 // error no file is left behind, and what was there stays.
 int prepare_run(const PrepareOptions *options, Error *err);       // token files
 int prepare_tokenizer(const PrepareOptions *options, Error *err); // tokenizer.json

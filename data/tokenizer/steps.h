@@ -18,7 +18,7 @@ enum {
   CUT_META,   // replaces every space by `to`, and puts it in front as `scheme` says
   CUT_SPLIT,  // the matches of `regex` are pieces, and the text between them
 };
-enum { DECODE_BYTE_LEVEL, DECODE_BYTE_FALLBACK, DECODE_REPLACE = 3, DECODE_STRIP };
+enum { DECODE_BYTE_LEVEL, DECODE_BYTE_FALLBACK, DECODE_REPLACE = 3, DECODE_STRIP }; // 2 is gone
 
 typedef struct Step {
   int kind;        // of its stage
