@@ -268,7 +268,7 @@ def parse():
         return [int(word) for word in text.split()]
 
     parser = argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+                                     allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = fail
     parser.add_argument("recipes", metavar="RECIPES")
     parser.add_argument("out", metavar="OUT", type=path)
