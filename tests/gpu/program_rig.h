@@ -178,7 +178,7 @@ static inline int machine_open(Machine *m, Error *err) {
 static inline OpenProgram program_open(const Machine *m, const Program *program) {
   OpenProgram open;
   Error err;
-  if (fused_program_open(&open, program, MAINLOOP_AUTO, &m->gpu, &err)) fail_msg("%s", err.text);
+  must(fused_program_open(&open, program, MAINLOOP_AUTO, &m->gpu, &err), &err);
   return open;
 }
 

@@ -121,7 +121,7 @@ static void check_batch(Machine *machine, const Batched *c, const int64_t *size)
 
 TEST(every_matrix_of_a_batch_is_multiplied) {
   Machine machine;
-  if (machine_open(&machine, &err)) fail_msg("%s", err.text);
+  must(machine_open(&machine, &err), &err);
   const OpenProgram open = program_open(&machine, cases[0].program);
   if (!fused_runs_in(&open, TILE_128x128)) skip(); // no wgmma
   for (int i = 0; i < CASES; i++)

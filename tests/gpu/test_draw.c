@@ -39,8 +39,8 @@ static void check_weights(MasterType masters, bool zero_init) {
   Error err;
   const Spec spec = spec_with(masters);
   Backend *gpu = gpu_backend(spec), *cpu = backend_cpu_create(&spec);
-  if (llama_create(&on_gpu, &model, gpu, &err)) fail_msg("%s", err.text);
-  if (llama_create(&on_cpu, &model, cpu, &err)) fail_msg("%s", err.text);
+  must(llama_create(&on_gpu, &model, gpu, &err), &err);
+  must(llama_create(&on_cpu, &model, cpu, &err), &err);
   llama_init_weights(&on_gpu, 5);
   llama_init_weights(&on_cpu, 5);
   for (int i = 0; i < on_gpu.param_count; i++) {

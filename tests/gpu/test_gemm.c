@@ -33,7 +33,7 @@ static int tear_down(void **state) {
   Place *p = *state;
   Error err;
   gpu_close(&p->gpu);
-  assert_int_equal(directory_remove(p->directory, &err), 0);
+  must(directory_remove(p->directory, &err), &err);
   free(p);
   return 0;
 }
@@ -44,7 +44,7 @@ static bool prepare(Place *p, Gpu *gpu, GemmChoice *choices, bool compare) {
   Gemm gemm;
   Error err;
   gemm_open(&gemm, gpu, p->path);
-  if (gemm_prepare(&gemm, problems, PROBLEMS, &err)) fail_msg("%s", err.text);
+  must(gemm_prepare(&gemm, problems, PROBLEMS, &err), &err);
   bool same = true;
   for (int i = 0; i < PROBLEMS; i++) {
     const GemmChoice *plan = gemm_find(&gemm, &problems[i]);
@@ -91,7 +91,7 @@ static int remembered(const Place *p, const Gpu *gpu) {
 
 static void spoil_and_expect_new(Place *p, const char *data, size_t bytes) {
   Error err;
-  if (file_write_atomic(p->path, data, bytes, &err)) fail_msg("%s", err.text);
+  must(file_write_atomic(p->path, data, bytes, &err), &err);
   assert_int_equal(remembered(p, &p->gpu), 0);
   GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
@@ -104,7 +104,7 @@ TEST_WITH(a_spoiled_cache_is_ignored_and_rewritten, set_up, tear_down) {
   prepare(p, &p->gpu, choices, false);
   char *text;
   size_t bytes;
-  if (file_read(p->path, 1 << 20, &text, &bytes, &err)) fail_msg("%s", err.text);
+  must(file_read(p->path, 1 << 20, &text, &bytes, &err), &err);
   text[bytes / 2] ^= 1;
   spoil_and_expect_new(p, text, bytes);
   spoil_and_expect_new(p, text, bytes / 2);
@@ -358,7 +358,7 @@ TEST_WITH(fp8_choices_are_remembered, set_up, tear_down) {
   for (int i = 0; i < 2; i++) {
     Gemm gemm;
     gemm_open(&gemm, &place->gpu, place->path);
-    if (gemm_prepare(&gemm, &p, 1, &err)) fail_msg("%s", err.text);
+    must(gemm_prepare(&gemm, &p, 1, &err), &err);
     const GemmChoice *plan = gemm_find(&gemm, &p);
     assert_true(plan && plan->microseconds > 0);
     assert_true(i == 0 || fabsf(plan->microseconds - microseconds) < 1e-3f);

@@ -21,7 +21,7 @@ static const ModelConfig model = {.hidden_size = 256,
 
 static void open_model(Llama *llama, Backend *be) {
   Error err;
-  if (llama_create(llama, &model, be, &err)) fail_msg("%s", err.text);
+  must(llama_create(llama, &model, be, &err), &err);
   llama_init_weights(llama, 3);
 }
 
@@ -48,7 +48,7 @@ static void write_text(const KernelMode *mode, bool graphs, int64_t context, int
   SampleOptions greedy = {.top_p = 1, .max_tokens = WRITTEN};
   fill_prompt(text);
   for (int time = 0; time < 2; time++) {
-    if (generator_start(g, text, PROMPT, &greedy, &err)) fail_msg("%s", err.text);
+    must(generator_start(g, text, PROMPT, &greedy, &err), &err);
     for (int i = PROMPT; i < TEXT; i++) {
       int32_t id;
       assert_int_equal(generator_next(g, &id, &err), 1);

@@ -77,7 +77,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   int32_t *tokens = xmalloc(M * sizeof *tokens), *targets = xmalloc(M * sizeof *targets);
   Llama llama;
   Error err;
-  if (llama_create(&llama, c->model, be, &err)) fail_msg("%s", err.text);
+  must(llama_create(&llama, c->model, be, &err), &err);
   llama_init_weights(&llama, 1);
   be->services.set_updates(be, 0);
   const double began = now_ms();

@@ -19,7 +19,7 @@
 static inline Config parse_with(const char *json, int count, char *const *overrides) {
   Config config;
   Error err = {""};
-  if (config_parse(&config, "c.json", json, count, overrides, &err)) fail_msg("%s", err.text);
+  must(config_parse(&config, "c.json", json, count, overrides, &err), &err);
   return config;
 }
 

@@ -6,20 +6,8 @@
 #include "tests/support/test.h"
 
 int make_folder(void **state) {
-  char *folder = xstrdup("/tmp/token_files.XXXXXX");
-  *state = folder;
-  return mkdtemp(folder) ? 0 : -1;
-}
-
-int remove_folder(void **state) {
-  Error err;
-  const int status = directory_remove(*state, &err);
-  free(*state);
-  return status;
-}
-
-void assert_says(const Error *err, const char *words) {
-  if (!strstr(err->text, words)) fail_msg("'%s' does not say '%s'", err->text, words);
+  *state = temporary_folder();
+  return 0;
 }
 
 void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_t vocab_size) {
@@ -45,7 +33,7 @@ void write_documents(DocumentsWriter *w, const char *token_path) {
   const BlockSums sums = {.sums = file.documents.token_sums,
                           .count = token_blocks(file.count),
                           .whole = facts.checksum};
-  if (documents_write(w, token_path, &sums, facts.largest, &err) != 0) fail_msg("%s", err.text);
+  must(documents_write(w, token_path, &sums, facts.largest, &err), &err);
   tokens_close(&file);
   documents_writer_free(w);
 }
@@ -56,7 +44,7 @@ void make_version_1(const char *docs) {
   Error err;
   const uint32_t version = 1, largest = 0;
   uint64_t tokens, checksum;
-  if (file_read(docs, 1 << 24, (char **)&bytes, &size, &err) != 0) fail_msg("%s", err.text);
+  must(file_read(docs, 1 << 24, (char **)&bytes, &size, &err), &err);
   memcpy(&tokens, bytes + 8, sizeof tokens);
   size -= (size_t)token_blocks((int64_t)tokens) * sizeof(uint64_t);
   memcpy(bytes + 4, &version, sizeof version);
@@ -65,55 +53,89 @@ void make_version_1(const char *docs) {
   checksum = XXH3_64bits(bytes, size - 8);
   memmove(bytes + 48, bytes + 40, size - 48);
   memcpy(bytes + 40, &checksum, sizeof checksum);
-  if (file_write_atomic(docs, bytes, size, &err) != 0) fail_msg("%s", err.text);
+  must(file_write_atomic(docs, bytes, size, &err), &err);
   free(bytes);
 }
 
 void next_batch(Loader *loader, int32_t *tokens, int32_t *targets) {
   Error err;
   Batch batch = {.tokens = tokens, .targets = targets};
-  if (loader_next(loader, &batch, &err) != 0) fail_msg("%s", err.text);
+  must(loader_next(loader, &batch, &err), &err);
 }
 
 void write_count(const char *folder, const char *name, int32_t first, int32_t count) {
   int32_t *tokens = xmalloc((size_t)count * sizeof *tokens);
   for (int32_t i = 0; i < count; i++) tokens[i] = first + i;
-  char *path = xasprintf("%s/%s", folder, name);
-  write_tokens(path, tokens, count, COUNTED_VOCAB);
-  free(path);
+  write_tokens(path_text("%s/%s", folder, name).text, tokens, count, COUNTED_VOCAB);
   free(tokens);
 }
 
+static void close_loader(void *loader) {
+  loader_close(loader);
+}
+
 Loader *try_open(const char *folder, const char *name, LoaderConfig config, Error *err) {
-  char *pattern = xasprintf("%s/%s", folder, name);
-  config.pattern = pattern;
+  config.pattern = held_text("%s/%s", folder, name);
   if (config.vocab_size == 0) config.vocab_size = COUNTED_VOCAB;
   Loader *loader = loader_open(&config, err);
-  free(pattern);
-  return loader;
+  return loader ? hold(loader, close_loader) : NULL;
+}
+
+Loader *open_loader(const LoaderConfig *config) {
+  Error err;
+  return hold(must_make(loader_open(config, &err), &err), close_loader);
 }
 
 Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config) {
   Error err;
-  Loader *loader = try_open(folder, name, config, &err);
-  if (!loader) fail_msg("%s", err.text);
-  return loader;
+  return must_make(try_open(folder, name, config, &err), &err);
+}
+
+Batch make_batch(int64_t rows) {
+  const Batch batch = batch_alloc(rows);
+  held(batch.tokens);
+  return batch;
 }
 
 void seek(Loader *loader, uint64_t windows) {
   loader->drawn = (Draws){.windows = windows, .of = {windows}, .since = {windows}};
 }
 
+static void delete_json(void *tree) {
+  cJSON_Delete(tree);
+}
+
+cJSON *hold_json(cJSON *tree, const Error *err) {
+  return hold(must_make(tree, err), delete_json);
+}
+
+static void close_tokenizer(void *tokenizer) {
+  tokenizer_close(tokenizer);
+}
+
 Tokenizer *open_tokenizer(const char *path) {
   Error err;
-  Tokenizer *t = tokenizer_open(path, &err);
-  if (!t) fail_msg("%s", err.text);
-  return t;
+  return hold(must_make(tokenizer_open(path, &err), &err), close_tokenizer);
 }
 
 Tokenizer *parse_tokenizer(const char *json) {
   Error err;
-  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
-  if (!t) fail_msg("%s", err.text);
-  return t;
+  return hold(must_make(tokenizer_parse("some.json", json, strlen(json), &err), &err),
+              close_tokenizer);
+}
+
+static void close_encoder(void *encoder) {
+  encoder_close(encoder);
+}
+
+Encoder *open_encoder(const Tokenizer *t) {
+  return hold(encoder_open(t), close_encoder);
+}
+
+static void close_decoder(void *decoder) {
+  decoder_close(decoder);
+}
+
+Decoder *open_decoder(const Tokenizer *t) {
+  return hold(decoder_open(t), close_decoder);
 }

@@ -29,7 +29,15 @@ static void make_text(uint64_t number, int32_t *tokens, int count) {
   }
 }
 
-SmallModel small_open(SmallShape shape) {
+static void close_small(void *what) {
+  SmallModel *s = what;
+  llama_destroy(&s->llama);
+  s->be->services.destroy(s->be);
+  free((void *)s->kinds);
+  free(s);
+}
+
+SmallModel *small_open(SmallShape shape) {
   Error err = {""};
   const ModelConfig model = {.hidden_size = 128,
                              .intermediate_size = 256,
@@ -44,8 +52,9 @@ SmallModel small_open(SmallShape shape) {
                              .tie_word_embeddings = shape.tied,
                              .zero_init = shape.zero_init,
                              .initializer_range = 0.05};
-  SmallModel s = {.micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1};
-  const Spec asked = {.batch = BATCH / s.micro_batches,
+  SmallModel *s = xcalloc(1, sizeof *s);
+  s->micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1;
+  const Spec asked = {.batch = BATCH / s->micro_batches,
                       .seq = SEQ,
                       .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
                       .recompute = shape.recompute,
@@ -56,19 +65,13 @@ SmallModel small_open(SmallShape shape) {
                       .threads = 1};
   Spec spec = model_spec(&model, asked);
   if (shape.fp8) scalings_declare(&model, &spec);
-  s.kinds = spec.scalings;
-  s.scalings = spec.scaling_count;
-  s.be = backend_cpu_create(&spec);
-  if (shape.bf16) bf16_twin(s.be, shape.grads_fp32);
-  must(llama_create(&s.llama, &model, s.be, &err), &err);
-  llama_init_weights(&s.llama, 11);
-  return s;
-}
-
-void small_close(SmallModel *s) {
-  llama_destroy(&s->llama);
-  s->be->services.destroy(s->be);
-  free((void *)s->kinds);
+  s->kinds = spec.scalings;
+  s->scalings = spec.scaling_count;
+  s->be = backend_cpu_create(&spec);
+  if (shape.bf16) bf16_twin(s->be, shape.grads_fp32);
+  must(llama_create(&s->llama, &model, s->be, &err), &err);
+  llama_init_weights(&s->llama, 11);
+  return hold(s, close_small);
 }
 
 static void load_batch(SmallModel *s, uint64_t number, int micro) {
@@ -148,7 +151,7 @@ double small_validation_loss(SmallModel *s, int batches) {
 }
 
 ScalingState *small_scalings(const SmallModel *s) {
-  ScalingState *states = xcalloc((size_t)s->scalings, sizeof *states);
+  ScalingState *states = held(xcalloc((size_t)s->scalings, sizeof *states));
   s->be->services.scalings_read(s->be, states);
   return states;
 }
@@ -168,7 +171,6 @@ void small_copy(const SmallModel *from, SmallModel *to) {
   if (from->scalings > 0 && to->scalings > 0 && !from->be->calibrating) {
     ScalingState *states = small_scalings(from);
     be->services.scalings_write(be, states);
-    free(states);
   }
   be->services.refresh(be, to->llama.tensors, to->llama.param_count);
 }
@@ -183,7 +185,5 @@ bool small_equal(const SmallModel *a, const SmallModel *b) {
   if (!equal) return false;
   ScalingState *of_a = small_scalings(a), *of_b = small_scalings(b);
   equal = memcmp(of_a, of_b, (size_t)a->scalings * sizeof *of_a) == 0;
-  free(of_a);
-  free(of_b);
   return equal;
 }

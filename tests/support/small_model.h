@@ -25,9 +25,9 @@ typedef struct SmallShape {
   bool bf16_products;             // by oneDNN
 } SmallShape;
 
-// hidden 128, ffn 256, 2 layers, heads 4 of 32, kv heads 2. Random weights, the same for all.
-SmallModel small_open(SmallShape shape);
-void small_close(SmallModel *s);
+// hidden 128, ffn 256, 2 layers, heads 4 of 32, kv heads 2. Random weights, the same for all. The
+// test holds it.
+SmallModel *small_open(SmallShape shape);
 
 // Loss and gradients of batch `number` of the language, times `scale`, before grads_finish.
 void small_gradients(SmallModel *s, uint64_t number, double scale);
@@ -46,5 +46,5 @@ double small_validation_loss(SmallModel *s, int batches);
 void small_copy(const SmallModel *from, SmallModel *to);
 // Whether weights and scales are equal, bit for bit.
 bool small_equal(const SmallModel *a, const SmallModel *b);
-// [scalings] in fresh memory.
+// [scalings], which the test holds.
 ScalingState *small_scalings(const SmallModel *s);

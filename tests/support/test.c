@@ -6,6 +6,19 @@ static int by_line(const void *a, const void *b) {
   return (*(const RegisteredTest *const *)a)->line - (*(const RegisteredTest *const *)b)->line;
 }
 
+// What a group's set-up holds is held until the group ends.
+static int group_setup(void **state) {
+  const int status = test_group.setup ? test_group.setup(state) : 0;
+  keep_held();
+  return status;
+}
+
+static int group_teardown(void **state) {
+  const int status = test_group.teardown ? test_group.teardown(state) : 0;
+  release_all();
+  return status;
+}
+
 int main(void) {
   const size_t count = (size_t)(__stop_registered_tests - __start_registered_tests);
   const RegisteredTest **sorted = xmalloc(count * sizeof *sorted);
@@ -17,9 +30,8 @@ int main(void) {
                                    sorted[i]->teardown, NULL};
   const bool grouped = &test_group != NULL;
   cmocka_set_test_filter(getenv("TEST_FILTER"));
-  const int failed =
-      _cmocka_run_group_tests("tests", tests, count, grouped ? test_group.setup : NULL,
-                              grouped ? test_group.teardown : NULL);
+  const int failed = _cmocka_run_group_tests("tests", tests, count, grouped ? group_setup : NULL,
+                                             grouped ? group_teardown : NULL);
   free(sorted), free(tests);
   return failed;
 }

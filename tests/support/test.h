@@ -18,6 +18,40 @@
 #include "base/file.h"
 #include "base/memory.h"
 
+// Fails the test unless status is 0; or unless something was made, which it returns.
+void must(int status, const Error *err);
+void *must_make(void *made, const Error *err);
+// Fails the test unless the sentence has these words; and unless status is -1, or nothing was made.
+void assert_says(const Error *err, const char *words);
+void expect_error(int status, const Error *err, const char *words);
+void expect_none(const void *made, const Error *err, const char *words);
+
+// ---- What a test holds until it ends, or the set-up of a group until its last test has ended. Then
+// it is released, the newest first.
+
+// Memory or a handle, nothing of the stack. Returns it.
+void *hold(void *what, void (*release)(void *));
+// Memory that free() releases.
+void *held(void *memory);
+// Releases it now.
+void let_go(void *what);
+// For test.c: releases what was held since keep_held, which is what a test held; and all.
+void release_held(void);
+void keep_held(void);
+void release_all(void);
+
+// A text as of printf.
+char *held_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// What a file holds, with a NUL behind it; bytes: NULL, or their number. A failure fails the test.
+char *file_text(const char *path, size_t *bytes);
+// A fresh folder under $TMPDIR or /tmp.
+char *temporary_folder(void);
+
+// Writes a whole file. A failure fails the test.
+void put_file(const char *path, const char *text);
+
+// ---- Tests
+
 typedef struct RegisteredTest {
   const char *name;
   CMUnitTestFunction run;
@@ -30,6 +64,7 @@ typedef struct RegisteredTest {
   static void name(void **state, Error err);                                                       \
   static void name##_run(void **state) {                                                           \
     name(state, (Error){""});                                                                      \
+    release_held();                                                                                \
   }                                                                                                \
   static const RegisteredTest name##_test = {#name, name##_run, setup, teardown, __LINE__};        \
   static const RegisteredTest *const name##_registered                                             \

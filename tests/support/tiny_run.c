@@ -4,12 +4,20 @@
 
 #include "base/rng.h"
 #include "model/checkpoint/files.h"
+#include "tests/support/data_test.h"
 #include "tests/support/test.h"
 
-void tiny_run_open(TinyRun *run, const char *text) {
+static void close_run(void *what) {
+  TinyRun *run = what;
+  llama_destroy(&run->llama);
+  run->be->services.destroy(run->be);
+  free(run);
+}
+
+TinyRun *tiny_run_open(const char *text) {
   Error err = {""};
-  *run = (TinyRun){0};
-  char *json = xasprintf("{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20,"
+  TinyRun *run = xcalloc(1, sizeof *run);
+  char *json = held_text("{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20,"
                          " \"num_hidden_layers\": 2, \"num_attention_heads\": 4,"
                          " \"num_key_value_heads\": 2, \"head_dim\": 4, \"vocab_size\": 11,"
                          " \"max_position_embeddings\": 16%s%s},"
@@ -17,8 +25,7 @@ void tiny_run_open(TinyRun *run, const char *text) {
                          " \"train\": {\"steps\": 400, \"sequence_length\": 8, \"batch_size\": 1},"
                          " \"output\": {\"dir\": \"unused\"}}",
                          text[0] ? ", " : "", text);
-  if (config_parse(&run->config, "tiny", json, 0, NULL, &err) != 0) fail_msg("%s", err.text);
-  free(json);
+  must(config_parse(&run->config, "tiny", json, 0, NULL, &err), &err);
   const Config *c = &run->config;
   const Spec asked = {.batch = 1,
                       .seq = 8,
@@ -30,12 +37,17 @@ void tiny_run_open(TinyRun *run, const char *text) {
                       .threads = 1};
   const Spec spec = model_spec(&c->model, asked);
   run->be = backend_cpu_create(&spec);
-  if (llama_create(&run->llama, &c->model, run->be, &err) != 0) fail_msg("%s", err.text);
+  must(llama_create(&run->llama, &c->model, run->be, &err), &err);
+  return hold(run, close_run);
 }
 
-void tiny_run_close(TinyRun *run) {
-  llama_destroy(&run->llama);
-  run->be->services.destroy(run->be);
+static void close_generator(void *generator) {
+  generator_destroy(generator);
+}
+
+Generator *tiny_generator(TinyRun *run) {
+  Error err;
+  return hold(must_make(generator_create(&run->llama, 8, &err), &err), close_generator);
 }
 
 // Value i of one array of one version; every seventh is far out of the ordinary.
@@ -126,13 +138,6 @@ int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
   return status;
 }
 
-char *temporary_folder(void) {
-  const char *parent = getenv("TMPDIR");
-  char *path = xasprintf("%s/coda-test.XXXXXX", parent ? parent : "/tmp");
-  if (!mkdtemp(path)) fail_msg("cannot create the folder %s", path);
-  return path;
-}
-
 // ---- A run and its folder
 
 #define TIED "\"tie_word_embeddings\": true"
@@ -168,40 +173,39 @@ static void fill_scalings(ScalingState *states, uint64_t version) {
   }
 }
 
-TinyTest tiny_test_open_kind(const TinyKind *kind) {
+TinyTest *tiny_test_open_kind(const TinyKind *kind) {
   static char config[] = "{\"pad_token_id\": 3}", carried[] = "carried";
-  Error err = {""};
-  TinyTest t = {.dir = temporary_folder()};
-  tiny_run_open(&t.run, kind->model);
-  tiny_run_open(&t.loaded, kind->model);
-  t.run.config.output.save_dtype = kind->dtype;
-  t.run.llama.spec.fp8 = t.loaded.llama.spec.fp8 = kind->fp8; // the scalings alone are looked at
-  t.run.be->calibrating = !kind->fp8;
-  t.loaded.be->calibrating = true;
-  t.run.be->services.scalings_read = read_scalings;
-  t.loaded.be->services.scalings_write = write_scalings;
-  tiny_scalings = (struct TinyScalings){.count = scaling_count(&t.run.config.model)};
+  static CarriedFile file = {"tokenizer.model", carried, sizeof carried - 1};
+  TinyTest *t = held(xcalloc(1, sizeof *t));
+  t->dir = temporary_folder();
+  t->run = tiny_run_open(kind->model);
+  t->loaded = tiny_run_open(kind->model);
+  t->run->config.output.save_dtype = kind->dtype;
+  t->run->llama.spec.fp8 = t->loaded->llama.spec.fp8 = kind->fp8; // only the scalings are looked at
+  t->run->be->calibrating = !kind->fp8;
+  t->loaded->be->calibrating = true;
+  t->run->be->services.scalings_read = read_scalings;
+  t->loaded->be->services.scalings_write = write_scalings;
+  tiny_scalings = (struct TinyScalings){.count = scaling_count(&t->run->config.model)};
   assert_in_range(tiny_scalings.count, 1, TINY_SCALINGS);
   if (!kind->export) return t;
-  t.export = (Export){.tokenizer = tokenizer_open(BYTES_NAME, &err),
-                      .config = config,
-                      .files = xcalloc(1, sizeof *t.export.files),
-                      .count = 1,
-                      .shard_bytes = 4000};
-  if (!t.export.tokenizer) fail_msg("%s", err.text);
-  *t.export.files = (CarriedFile){"tokenizer.model", carried, strlen(carried)};
+  t->export = (Export){.tokenizer = open_tokenizer(BYTES_NAME),
+                       .config = config,
+                       .files = &file,
+                       .count = 1,
+                       .shard_bytes = 4000};
   return t;
 }
 
-TinyTest tiny_test_open(const char *model) {
+TinyTest *tiny_test_open(const char *model) {
   return tiny_test_open_kind(&(TinyKind){.model = model});
 }
 
 int tiny_test_differs(const TinyTest *t, uint64_t version) {
   ScalingState expected[TINY_SCALINGS] = {0};
   fill_scalings(expected, version);
-  return tiny_run_differs(&t->loaded, version) ||
-         (t->loaded.llama.spec.fp8 &&
+  return tiny_run_differs(t->loaded, version) ||
+         (t->loaded->llama.spec.fp8 &&
           memcmp(expected, tiny_scalings.loaded, sizeof expected) != 0);
 }
 
@@ -210,44 +214,22 @@ PathText tiny_test_path(const TinyTest *t, const char *name) {
 }
 
 char *tiny_test_read(const TinyTest *t, const char *name, size_t *bytes) {
-  Error err = {""};
-  char *data;
-  must(file_read(tiny_test_path(t, name).text, 1 << 20, &data, bytes, &err), &err);
-  return data;
+  return file_text(tiny_test_path(t, name).text, bytes);
 }
 
 int tiny_test_load(TinyTest *t, bool with_optimizer, Error *err) {
-  return tiny_load(t->dir, &t->loaded.llama, with_optimizer, err);
-}
-
-void tiny_test_close(TinyTest *t) {
-  Error err = {""};
-  free(t->export.files);
-  tokenizer_close((Tokenizer *)(uintptr_t)t->export.tokenizer);
-  if (directory_remove(t->dir, &err) != 0) fail_msg("%s", err.text);
-  free(t->dir);
-  tiny_run_close(&t->loaded);
-  tiny_run_close(&t->run);
-}
-
-void expect_error(int status, const Error *err, const char *word) {
-  if (status != -1) fail_msg("no error, where '%s' was expected", word);
-  if (!strstr(err->text, word)) fail_msg("the sentence '%s' lacks '%s'", err->text, word);
-}
-
-void must(int status, const Error *err) {
-  if (status != 0) fail_msg("%s", err->text);
+  return tiny_load(t->dir, &t->loaded->llama, with_optimizer, err);
 }
 
 TrainState tiny_test_fill(TinyTest *t, int64_t step, uint64_t version) {
-  tiny_run_fill(&t->run, version);
+  tiny_run_fill(t->run, version);
   fill_scalings(tiny_scalings.saved, version);
   return tiny_state(step, version);
 }
 
 int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep, Error *err) {
   const TrainState state = tiny_test_fill(t, step, version);
-  return tiny_run_save(&t->run, t->dir, t->export.count ? &t->export : NULL, &state, keep, err);
+  return tiny_run_save(t->run, t->dir, t->export.count ? &t->export : NULL, &state, keep, err);
 }
 
 void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep) {
@@ -269,8 +251,7 @@ bool tiny_test_has(const TinyTest *t, const char *name) {
 }
 
 void tiny_test_write(const TinyTest *t, const char *name, const char *text) {
-  Error err = {""};
-  must(file_write_atomic(tiny_test_path(t, name).text, text, strlen(text), &err), &err);
+  put_file(tiny_test_path(t, name).text, text);
 }
 
 void tiny_test_remove(const TinyTest *t, const char *name) {

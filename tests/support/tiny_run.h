@@ -2,6 +2,7 @@
 #pragma once
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/config.h"
+#include "model/generate.h"
 #include "model/llama.h"
 
 typedef struct TinyRun {
@@ -11,9 +12,10 @@ typedef struct TinyRun {
 } TinyRun;
 
 // hidden 16, ffn 20, heads 4 of 4, kv heads 2, vocabulary 11. `text` goes into the config's "model"
-// object ("\"tie_word_embeddings\": true" or ""). A failure fails the test.
-void tiny_run_open(TinyRun *run, const char *text);
-void tiny_run_close(TinyRun *run);
+// object ("\"tie_word_embeddings\": true" or ""). A failure fails the test, which holds the run.
+TinyRun *tiny_run_open(const char *text);
+// Its generator with a context of 8 tokens, which the test holds.
+Generator *tiny_generator(TinyRun *run);
 
 // Weights and moments number `version`: reproducible, all different.
 void tiny_run_fill(TinyRun *run, uint64_t version);
@@ -30,9 +32,6 @@ int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const Tra
 int tiny_open(Checkpoint *c, const char *path, bool with_optimizer, Error *err);
 int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err);
 
-// A fresh folder under $TMPDIR or /tmp, in fresh memory.
-char *temporary_folder(void);
-
 // The kinds of checkpoints.
 typedef struct TinyKind {
   const char *name, *model; // for tiny_run_open
@@ -48,15 +47,14 @@ extern struct TinyScalings {
   ScalingState saved[TINY_SCALINGS], loaded[TINY_SCALINGS];
 } tiny_scalings;
 
-// Two such models, one to save and one to load into, and a folder for the run.
+// Two such models, one to save and one to load into, and a folder for the run. The test holds them.
 typedef struct TinyTest {
-  TinyRun run, loaded;
+  TinyRun *run, *loaded;
   char *dir;
   Export export;
 } TinyTest;
-TinyTest tiny_test_open(const char *model);
-TinyTest tiny_test_open_kind(const TinyKind *kind);
-void tiny_test_close(TinyTest *t);
+TinyTest *tiny_test_open(const char *model);
+TinyTest *tiny_test_open_kind(const TinyKind *kind);
 // Weights, moments and scalings number `version`, and the state that goes with them.
 TrainState tiny_test_fill(TinyTest *t, int64_t step, uint64_t version);
 // Saves them as a step.
@@ -66,7 +64,7 @@ int tiny_test_try_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep
 void tiny_test_sign(const TinyTest *t, const char *name, int64_t step);
 // 0 if what was loaded is number `version` bit for bit.
 int tiny_test_differs(const TinyTest *t, uint64_t version);
-// RUN/NAME, and its bytes in fresh memory. A failure fails the test.
+// RUN/NAME, and its bytes, which the test holds. A failure fails the test.
 PathText tiny_test_path(const TinyTest *t, const char *name);
 char *tiny_test_read(const TinyTest *t, const char *name, size_t *bytes);
 // Loads the checkpoint that RUN stands for.
@@ -75,8 +73,3 @@ int tiny_test_load(TinyTest *t, bool with_optimizer, Error *err);
 bool tiny_test_has(const TinyTest *t, const char *name);
 void tiny_test_write(const TinyTest *t, const char *name, const char *text);
 void tiny_test_remove(const TinyTest *t, const char *name);
-
-// Fails the test unless status is 0.
-void must(int status, const Error *err);
-// Fails the test unless status is -1 and the sentence contains `word`.
-void expect_error(int status, const Error *err, const char *word);

@@ -9,17 +9,15 @@ enum { TOKENS = 200, VOCAB = 11 };
 int make_tokens_folder(void **state) {
   int32_t tokens[TOKENS];
   if (make_folder(state) != 0) return -1;
-  char *path = xasprintf("%s/tokens.bin", (const char *)*state);
   for (int i = 0; i < TOKENS; i++) tokens[i] = i * i % VOCAB;
-  write_tokens(path, tokens, TOKENS, VOCAB);
-  free(path);
+  write_tokens(path_text("%s/tokens.bin", (char *)*state).text, tokens, TOKENS, VOCAB);
   return 0;
 }
 
 Config tiny_training_config(const char *folder, int steps, const char *output) {
   Error err = {""};
   Config config;
-  char *json = xasprintf(
+  char *json = held_text(
       "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
       " \"num_attention_heads\": 4, \"vocab_size\": %d, \"max_position_embeddings\": 8},"
       " \"data\": {\"train\": \"%s/tokens.bin\"},"
@@ -28,7 +26,6 @@ Config tiny_training_config(const char *folder, int steps, const char *output) {
       " \"output\": {\"dir\": \"%s/run\"%s}}",
       VOCAB, folder, steps, folder, output);
   must(config_parse(&config, "test", json, 0, NULL, &err), &err);
-  free(json);
   return config;
 }
 

@@ -2,8 +2,7 @@
 #pragma once
 #include "model/run/run.h"
 
-// A folder with tokens.bin in *state. For cmocka's set-up; remove_folder (data_test.h) takes it
-// away.
+// A folder with tokens.bin in *state. A set-up.
 int make_tokens_folder(void **state);
 
 // Of a model as tiny_run.h's that trains on them for `steps` steps. `output` goes into the config's

@@ -39,7 +39,7 @@ static Trained open_model(void) {
   const Spec spec = model_spec(&model, asked);
   Trained t = {.be = backend_cpu_create(&spec)};
   Error err;
-  if (llama_create(&t.llama, &model, t.be, &err) != 0) fail_msg("%s", err.text);
+  must(llama_create(&t.llama, &model, t.be, &err), &err);
   llama_init_weights(&t.llama, 3);
   return t;
 }
@@ -74,7 +74,7 @@ static double largest_difference(const Trained *got, const Trained *want) {
     const grad_t *const arrays[][2] = {{a->grad, b->grad}, {a->grad_folded, b->grad_folded}};
     for (int j = 0; j < 2; j++) {
       if (!arrays[j][0]) continue;
-      float *x = xmalloc(count * sizeof *x), *y = xmalloc(count * sizeof *y);
+      float *x = held(xmalloc(count * sizeof *x)), *y = held(xmalloc(count * sizeof *y));
       got->be->services.read_grad(got->be, x, arrays[j][0], (int64_t)count);
       want->be->services.read_grad(want->be, y, arrays[j][1], (int64_t)count);
       double difference = 0, norm = 0;
@@ -83,8 +83,6 @@ static double largest_difference(const Trained *got, const Trained *want) {
         norm += pow((double)y[k], 2);
       }
       worst = fmax(worst, sqrt(difference / norm));
-      free(x);
-      free(y);
     }
   }
   return worst;

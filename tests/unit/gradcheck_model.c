@@ -41,7 +41,7 @@ static double loss_of(Llama *llama) {
 static double difference(Llama *llama, const ParamTensor *p, const double *direction) {
   const int64_t n = p->rows * p->cols;
   real *w = (real *)p->master;
-  real *saved = xmalloc((size_t)n * sizeof *saved);
+  real *saved = held(xmalloc((size_t)n * sizeof *saved));
   memcpy(saved, w, (size_t)n * sizeof *saved);
   double loss[2];
   for (int side = 0; side < 2; side++) {
@@ -49,7 +49,6 @@ static double difference(Llama *llama, const ParamTensor *p, const double *direc
     loss[side] = loss_of(llama);
   }
   memcpy(w, saved, (size_t)n * sizeof *saved);
-  free(saved);
   return (loss[1] - loss[0]) / (2 * STEP);
 }
 
@@ -62,7 +61,7 @@ static double tensor_error(Llama *llama, int index, const double *g) {
   for (int64_t k = 0; k < n; k++) norm += g[k] * g[k];
   norm = sqrt(norm);
   assert_true(norm > 1e-6); // a gradient that vanishes would prove nothing
-  double *direction = xmalloc((size_t)n * sizeof *direction);
+  double *direction = held(xmalloc((size_t)n * sizeof *direction));
   for (int probe = 0; probe < DIRECTIONS + ELEMENTS; probe++) {
     double expected = 0;
     const int64_t single = (int64_t)(rng_u64(77, (uint64_t)probe) % (uint64_t)n);
@@ -74,7 +73,6 @@ static double tensor_error(Llama *llama, int index, const double *g) {
     const double error = fabs(difference(llama, p, direction) - expected) / norm;
     if (!(error <= worst)) worst = error;
   }
-  free(direction);
   return worst;
 }
 
@@ -90,10 +88,10 @@ static void check_case(const Case *c) {
   Llama llama;
   Error err;
   assert_int_equal(act_bytes(&be->spec), 8);
-  assert_int_equal(llama_create(&llama, &c->model, be, &err), 0);
+  must(llama_create(&llama, &c->model, be, &err), &err);
   randomise(&llama, 5);
   const int64_t M = c->B * c->T;
-  int32_t *tokens = xmalloc((size_t)M * 2 * sizeof *tokens), *targets = tokens + M;
+  int32_t *tokens = held(xmalloc((size_t)M * 2 * sizeof *tokens)), *targets = tokens + M;
   for (int64_t m = 0; m < 2 * M; m++)
     tokens[m] = (int32_t)(rng_u64(3, (uint64_t)m) % (uint64_t)c->model.vocab_size);
   for (int64_t m = 1; m < M; m += 4) targets[m] = NO_TARGET;
@@ -109,15 +107,13 @@ static void check_case(const Case *c) {
   be->grads_finish(be, llama.tensors, llama.param_count);
   double worst = 0;
   for (int i = 0; i < llama.param_count; i++) {
-    double *gradient = true_gradient(be, llama.tensors, i);
+    double *gradient = held(true_gradient(be, llama.tensors, i));
     const double error = tensor_error(&llama, i, gradient);
-    free(gradient);
     if (!(error <= BOUND)) printf("# parameter %d: %.2e\n", i, error);
     if (!(error <= worst)) worst = error;
   }
   printf("# %d tensors, worst relative error %.2e, bound %.0e\n", llama.param_count, worst, BOUND);
   assert_true(worst <= BOUND);
-  free(tokens);
   llama_destroy(&llama);
   be->services.destroy(be);
 }

@@ -46,8 +46,8 @@ TEST(versions_that_cannot_work_are_refused) {
 
 TEST(impossible_heads_are_refused_with_the_reason) {
   for (int64_t d = 60; d <= 264; d += 204) {
-    assert_int_equal(attention_shape_check(&(AttentionShape){1, 8, 4, 4, d, 0}, &err), -1);
-    assert_non_null(strstr(err.text, d == 60 ? "head_dim 60" : "head_dim 264"));
+    expect_error(attention_shape_check(&(AttentionShape){1, 8, 4, 4, d, 0}, &err), &err,
+                 d == 60 ? "head_dim 60" : "head_dim 264");
   }
 }
 
@@ -111,7 +111,7 @@ static int count_configs(CudnnGraph *g, CudnnDescriptor device) {
   CudnnDescriptor list[MAX_CONFIGS];
   Error err;
   int count = 0;
-  if (graph_configs(g, device, list, MAX_CONFIGS, &count, &err)) fail_msg("%s", err.text);
+  must(graph_configs(g, device, list, MAX_CONFIGS, &count, &err), &err);
   for (int i = 0; i < count; i++)
     for (int k = 0; k < i; k++) assert_ptr_not_equal(list[i], list[k]);
   descriptors_destroy(g->api, list, count);
@@ -123,7 +123,7 @@ static int offered(const CudnnApi *api, CudnnDescriptor device, const AttentionS
                    AttentionGraph graph) {
   CudnnGraph g;
   Error err;
-  if (attention_graph(&g, api, NULL, s, graph, &err)) fail_msg("%s", err.text);
+  must(attention_graph(&g, api, NULL, s, graph, &err), &err);
   return count_configs(&g, device);
 }
 
@@ -189,7 +189,7 @@ static void expect_aligned(const void *array) {
 static void check_table(int64_t B, int64_t calls, int64_t count) {
   const AttentionShape s = {.B = B, .T = 128, .H = 3, .KV = 1, .d = 8, .rows = 4096};
   const size_t bytes = attention_table_bytes(B, calls);
-  int32_t *lengths = xmalloc(((size_t)count + 1) * sizeof *lengths);
+  int32_t *lengths = held(xmalloc(((size_t)count + 1) * sizeof *lengths));
   void *table = aligned_alloc(256, (bytes + 255) / 256 * 256);
   assert_non_null(table);
   for (int64_t i = 0; i < count; i++) lengths[i] = (int32_t)(1 + i % 5);
@@ -211,7 +211,6 @@ static void check_table(int64_t B, int64_t calls, int64_t count) {
   }
   assert_int_equal(seen, count);
   free(table);
-  free(lengths);
 }
 
 TEST(a_table_of_documents_is_aligned_and_whole) {
@@ -232,7 +231,7 @@ TEST(a_graph_outside_the_pattern_is_offered_no_engine) {
   CudnnDescriptor made_by_nothing = graph_tensor(&g, GRAPH_VIRTUAL, DATA_BFLOAT16, p, NULL);
   graph_matmul(&g, (ProductSizes){0}, made_by_nothing, graph_tensor(&g, 1, DATA_BFLOAT16, x, NULL),
                graph_tensor(&g, 2, DATA_BFLOAT16, x, NULL));
-  if (graph_finish(&g, NULL, &err)) fail_msg("%s", err.text);
+  must(graph_finish(&g, NULL, &err), &err);
   assert_int_equal(count_configs(&g, device), 0);
   api.destroy_descriptor(device);
 }

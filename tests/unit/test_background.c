@@ -19,30 +19,30 @@
 // ---- A thread that is held while it writes
 
 enum { HELD_MS = 60 };
-static struct Hold {
+static struct Gate {
   sem_t writes, may_go_on;
   bool armed;
-} hold;
+} gate;
 
 // Of the next save the first sync waits until it is released. The log is the main thread's.
 static void wait_to_go_on(void) {
-  if (!hold.armed || gettid() == getpid()) return;
-  hold.armed = false;
-  sem_post(&hold.writes);
-  while (sem_wait(&hold.may_go_on) != 0) continue;
+  if (!gate.armed || gettid() == getpid()) return;
+  gate.armed = false;
+  sem_post(&gate.writes);
+  while (sem_wait(&gate.may_go_on) != 0) continue;
 }
 
 static void hold_next_save(void) {
-  sem_init(&hold.writes, 0, 0);
-  sem_init(&hold.may_go_on, 0, 0);
-  hold.armed = true;
+  sem_init(&gate.writes, 0, 0);
+  sem_init(&gate.may_go_on, 0, 0);
+  gate.armed = true;
   injected.before_sync = wait_to_go_on;
 }
 
 static void *release_later(void *unused) {
   (void)unused;
   usleep(HELD_MS * 1000);
-  sem_post(&hold.may_go_on);
+  sem_post(&gate.may_go_on);
   return NULL;
 }
 
@@ -50,14 +50,15 @@ static void *release_later(void *unused) {
 
 static BackgroundSave *open_save(const TinyTest *t) {
   Error err = {""};
-  BackgroundSave *save = background_open(&t->run.llama, t->run.config.output.save_optimizer, &err);
+  BackgroundSave *save =
+      background_open(&t->run->llama, t->run->config.output.save_optimizer, &err);
   if (!save) fail_msg("%s", err.text);
   return save;
 }
 
 static void begin(BackgroundSave *save, TinyTest *t, int64_t step, uint64_t version) {
   const TrainState state = tiny_test_fill(t, step, version);
-  background_begin(save, t->dir, &t->run.config, t->export.count ? &t->export : NULL, &state);
+  background_begin(save, t->dir, &t->run->config, t->export.count ? &t->export : NULL, &state);
 }
 
 static SaveResult end(BackgroundSave *save) {
@@ -80,21 +81,17 @@ static void expect_version(TinyTest *t, int64_t step, uint64_t version) {
   TrainState state;
   must(checkpoint_find(t->dir, path, &err), &err);
   must(checkpoint_read_state(path, &state, &err), &err);
-  must(tiny_load(path, &t->loaded.llama, true, &err), &err);
+  must(tiny_load(path, &t->loaded->llama, true, &err), &err);
   assert_int_equal(state.step, step);
   assert_int_equal(tiny_test_differs(t, version), 0);
 }
 
 static void expect_equal_files(const char *a, const char *b, const char *name) {
-  Error err = {""};
-  char *in_a, *in_b;
   size_t bytes_a, bytes_b;
-  must(file_read(path_text("%s/%s", a, name).text, 1 << 24, &in_a, &bytes_a, &err), &err);
-  must(file_read(path_text("%s/%s", b, name).text, 1 << 24, &in_b, &bytes_b, &err), &err);
+  const char *in_a = file_text(path_text("%s/%s", a, name).text, &bytes_a),
+             *in_b = file_text(path_text("%s/%s", b, name).text, &bytes_b);
   if (bytes_a != bytes_b || memcmp(in_a, in_b, bytes_a) != 0)
     fail_msg("%s differs in %s and %s", name, a, b);
-  free(in_a);
-  free(in_b);
 }
 
 // All files of the two folders, and that there are any.
@@ -114,30 +111,29 @@ static void expect_equal_folders(const char *a, const char *b) {
 static void check_moment(const TinyKind *kind, bool with_optimizer) {
   Error err = {""};
   SaveResult none;
-  TinyTest t = tiny_test_open_kind(kind);
-  t.run.config.output.save_optimizer = with_optimizer;
-  t.run.config.train.keep_checkpoints = 1;
-  BackgroundSave *save = open_save(&t);
+  TinyTest *t = tiny_test_open_kind(kind);
+  t->run->config.output.save_optimizer = with_optimizer;
+  t->run->config.train.keep_checkpoints = 1;
+  BackgroundSave *save = open_save(t);
   hold_next_save();
-  begin(save, &t, 7, 1);
+  begin(save, t, 7, 1);
   background_copied(save);
-  while (sem_wait(&hold.writes) != 0) continue;
-  tiny_run_fill(&t.run, 2);
+  while (sem_wait(&gate.writes) != 0) continue;
+  tiny_run_fill(t->run, 2);
   tiny_scalings.saved[0].scale = 2;
-  t.run.be->calibrating = true;
+  t->run->be->calibrating = true;
   assert_false(background_end(save, false, &none));
-  sem_post(&hold.may_go_on);
+  sem_post(&gate.may_go_on);
   must_end(save, 7);
   assert_false(background_end(save, true, &none));
-  if (with_optimizer) expect_version(&t, 7, 1);
+  if (with_optimizer) expect_version(t, 7, 1);
 
-  const PathText there = tiny_test_path(&t, "step-00000007"), kept = tiny_test_path(&t, "kept");
+  const PathText there = tiny_test_path(t, "step-00000007"), kept = tiny_test_path(t, "kept");
   must(path_rename(there.text, kept.text, &err), &err);
-  t.run.be->calibrating = !kind->fp8;
-  tiny_test_save(&t, 7, 1, 1);
+  t->run->be->calibrating = !kind->fp8;
+  tiny_test_save(t, 7, 1, 1);
   expect_equal_folders(kept.text, there.text);
   background_close(save);
-  tiny_test_close(&t);
 }
 
 TEST(files_are_of_the_moment_of_the_save) {
@@ -146,15 +142,14 @@ TEST(files_are_of_the_moment_of_the_save) {
 }
 
 TEST(closing_waits_for_what_is_under_way) {
-  TinyTest t = tiny_test_open("");
+  TinyTest *t = tiny_test_open("");
   for (int copied = 0; copied < 2; copied++) {
-    BackgroundSave *save = open_save(&t);
-    begin(save, &t, 7 + copied, (uint64_t)copied);
+    BackgroundSave *save = open_save(t);
+    begin(save, t, 7 + copied, (uint64_t)copied);
     if (copied) background_copied(save);
     background_close(save);
-    expect_version(&t, 7 + copied, (uint64_t)copied);
+    expect_version(t, 7 + copied, (uint64_t)copied);
   }
-  tiny_test_close(&t);
 }
 
 // In a child, since what such a save held is lost, which ASan would call a leak.
@@ -187,12 +182,11 @@ static bool save_without_memory(TinyTest *t, int from) {
 TEST(a_save_without_memory_fails_and_the_next_one_succeeds) {
   int from = 1;
   for (bool fails = true; fails; from += fault_stride()) {
-    TinyTest t = tiny_test_open("");
-    tiny_test_save(&t, 100, 1, 9);
-    fails = save_without_memory(&t, from);
-    expect_version(&t, 300, 4);
-    assert_false(path_exists(path_text("%s/step-00000200.tmp", t.dir).text));
-    tiny_test_close(&t);
+    TinyTest *t = tiny_test_open("");
+    tiny_test_save(t, 100, 1, 9);
+    fails = save_without_memory(t, from);
+    expect_version(t, 300, 4);
+    assert_false(path_exists(path_text("%s/step-00000200.tmp", t->dir).text));
   }
   printf("# up to %d allocations\n", from - 1);
   assert_true(from > 20);
@@ -255,7 +249,7 @@ static void expect_equal_runs(const char *folder, const char *a, const char *b) 
                          path_text("%s/%s/step-%08d", folder, b, step).text, names[i]);
 }
 
-TEST_WITH(a_run_has_the_files_of_one_that_waits, make_tokens_folder, remove_folder) {
+TEST_WITH(a_run_has_the_files_of_one_that_waits, make_tokens_folder, NULL) {
   Config config = tiny_training_config(*state, STEPS, "");
   train(&config, STEPS);
   rename_run(*state, "beside");
@@ -266,13 +260,10 @@ TEST_WITH(a_run_has_the_files_of_one_that_waits, make_tokens_folder, remove_fold
 }
 
 static int log_has(const char *folder, const char *words) {
-  Error err = {""};
-  char *text;
-  size_t bytes;
   int found = 0;
-  must(file_read(path_text("%s/run/log.jsonl", folder).text, 1 << 20, &text, &bytes, &err), &err);
-  for (const char *at = text; (at = strstr(at, words)); at++) found++;
-  free(text);
+  for (const char *at = file_text(path_text("%s/run/log.jsonl", folder).text, NULL);
+       (at = strstr(at, words)); at++)
+    found++;
   return found;
 }
 
@@ -285,10 +276,10 @@ static void open_and_hold(Run *run, const Config *config) {
   hold_next_save();
   must(run_save(run, &err), &err);
   tiny_training_step(run); // which has the copy written
-  while (sem_wait(&hold.writes) != 0) continue;
+  while (sem_wait(&gate.writes) != 0) continue;
 }
 
-TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, remove_folder) {
+TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, NULL) {
   pthread_t thread;
   Run run;
   const Config config = tiny_training_config(*state, STEPS, "");
@@ -306,7 +297,7 @@ TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, remove_f
   run_close(&run);
 }
 
-TEST_WITH(closing_a_run_waits_for_its_save, make_tokens_folder, remove_folder) {
+TEST_WITH(closing_a_run_waits_for_its_save, make_tokens_folder, NULL) {
   pthread_t thread;
   Run run;
   Config config = tiny_training_config(*state, STEPS, "");
@@ -320,12 +311,12 @@ TEST_WITH(closing_a_run_waits_for_its_save, make_tokens_folder, remove_folder) {
   assert_int_equal(found.step, 2);
 }
 
-TEST_WITH(a_failed_save_is_told_and_training_goes_on, make_tokens_folder, remove_folder) {
+TEST_WITH(a_failed_save_is_told_and_training_goes_on, make_tokens_folder, NULL) {
   Run run;
   const Config config = tiny_training_config(*state, STEPS, "");
   open_and_hold(&run, &config);
   injected.disk_full = true;
-  sem_post(&hold.may_go_on);
+  sem_post(&gate.may_go_on);
   expect_error(run_save_end(&run, true, &err), &err, "of step 2 could not be saved");
   injected.disk_full = false;
   assert_int_equal(run.saves.step, -1);
@@ -347,7 +338,7 @@ static int save_at_once(Run *run, double best, Error *err) {
 }
 
 // One fault in each save, from its first call to its last.
-TEST_WITH(a_best_validation_counts_only_once_it_is_saved, make_tokens_folder, remove_folder) {
+TEST_WITH(a_best_validation_counts_only_once_it_is_saved, make_tokens_folder, NULL) {
   Run run;
   Config config = tiny_training_config(*state, 1000, "");
   config.output.background_save = false;
@@ -371,7 +362,7 @@ TEST_WITH(a_best_validation_counts_only_once_it_is_saved, make_tokens_folder, re
 }
 
 TEST_WITH(a_better_validation_outlives_the_failed_save_of_the_one_before, make_tokens_folder,
-          remove_folder) {
+          NULL) {
   Run run;
   Config config = tiny_training_config(*state, STEPS, "");
   config.train.keep_best = true;
@@ -380,7 +371,7 @@ TEST_WITH(a_better_validation_outlives_the_failed_save_of_the_one_before, make_t
   run.state.best_val_loss = 2;
   run.state.best_val_step = 3;
   injected.disk_full = true;
-  sem_post(&hold.may_go_on);
+  sem_post(&gate.may_go_on);
   expect_error(run_save_end(&run, true, &err), &err, "of step 2 could not be saved");
   injected.disk_full = false;
   assert_int_equal(run.state.best_val_step, 3);
@@ -388,7 +379,7 @@ TEST_WITH(a_better_validation_outlives_the_failed_save_of_the_one_before, make_t
 }
 
 TEST_WITH(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before, make_tokens_folder,
-          remove_folder) {
+          NULL) {
   Config config = tiny_training_config(*state, STEPS, "");
   train(&config, STEPS);
   rename_run(*state, "whole");
@@ -413,7 +404,7 @@ TEST_WITH(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before, make_t
   expect_equal_runs(*state, "whole", "resumed");
 }
 
-TEST_WITH(a_host_without_the_memory_lets_training_wait, make_tokens_folder, remove_folder) {
+TEST_WITH(a_host_without_the_memory_lets_training_wait, make_tokens_folder, NULL) {
   Config config = tiny_training_config(*state, STEPS, "");
   Run run;
   tiny_training_open(&run, &config);

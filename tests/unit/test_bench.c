@@ -127,24 +127,23 @@ static int bench(BenchResult *result, int kinds, const char *const *more, int co
   BenchArgs args;
   Error ignored;
   assert_non_null(mkdtemp(folder));
-  char *path = xasprintf("%s/config.json", folder);
+  char *path = held_text("%s/config.json", folder);
   char *argv[16] = {path, (char *)"--seconds", (char *)"2"}; // of the clock here
   for (int i = 0; i < count; i++) argv[3 + i] = (char *)(uintptr_t)more[i];
   assert_int_equal(file_write_atomic(path, config, strlen(config), &ignored), 0);
-  if (bench_parse(&args, 3 + count, argv, err) != 0) fail_msg("%s", err->text);
+  must(bench_parse(&args, 3 + count, argv, err), err);
   memset(&machine, 0, sizeof machine);
   machine.tick = 1;
   machine.kinds = kinds;
   const int status = bench_run(&args, result, err);
   assert_int_equal(directory_remove(folder, &ignored), 0);
-  free(path);
   return status;
 }
 
 static BenchResult measured(int kinds, const char *const *more, int count) {
   BenchResult result;
   Error err;
-  if (bench(&result, kinds, more, count, &err) != 0) fail_msg("%s", err.text);
+  must(bench(&result, kinds, more, count, &err), &err);
   return result;
 }
 

@@ -147,14 +147,12 @@ TEST(what_is_not_a_number_stays_so) {
 // ---- A step
 
 static double error_of(SmallShape shape, uint64_t steps) {
-  SmallModel exact = small_open((SmallShape){.tied = shape.tied}), other = small_open(shape);
-  small_train(&exact, 0, steps);
-  small_copy(&exact, &other);
-  small_gradients(&exact, steps, 1);
-  small_gradients(&other, steps, 1);
-  const double error = small_compare(&other, &exact).error;
-  small_close(&other);
-  small_close(&exact);
+  SmallModel *exact = small_open((SmallShape){.tied = shape.tied}), *other = small_open(shape);
+  small_train(exact, 0, steps);
+  small_copy(exact, other);
+  small_gradients(exact, steps, 1);
+  small_gradients(other, steps, 1);
+  const double error = small_compare(other, exact).error;
   return error;
 }
 
@@ -174,13 +172,11 @@ TEST(gradients_are_nearer_to_fp32_than_those_of_a_gpu) {
 // The loss falls as in fp32.
 TEST(a_small_model_learns_as_in_fp32) {
   skip_without();
-  SmallModel exact = small_open((SmallShape){0}),
-             bf16 = small_open((SmallShape){.bf16_products = true});
-  small_train(&exact, 0, 40);
-  small_train(&bf16, 0, 40);
-  const double want = small_validation_loss(&exact, 8), got = small_validation_loss(&bf16, 8);
+  SmallModel *exact = small_open((SmallShape){0}),
+             *bf16 = small_open((SmallShape){.bf16_products = true});
+  small_train(exact, 0, 40);
+  small_train(bf16, 0, 40);
+  const double want = small_validation_loss(exact, 8), got = small_validation_loss(bf16, 8);
   printf("# validation loss after 40 steps: fp32 %.4f, products in bf16 %.4f\n", want, got);
   assert_true(fabs(got - want) < 0.01 * want);
-  small_close(&bf16);
-  small_close(&exact);
 }

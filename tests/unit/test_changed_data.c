@@ -64,17 +64,15 @@ typedef struct EpochTokens {
 } EpochTokens;
 
 static EpochTokens *read_epoch(const char *folder, Kind kind) {
-  EpochTokens *e = xcalloc(1, sizeof *e);
+  EpochTokens *e = held(xcalloc(1, sizeof *e));
   Loader *loader = open_dataset(folder, kind);
-  Batch batch = batch_alloc(B * T);
+  Batch batch = make_batch(B * T);
   Error err;
   for (int i = 0; i < BATCHES; i++) {
-    if (loader_next(loader, &batch, &err) != 0) fail_msg("%s", err.text);
+    must(loader_next(loader, &batch, &err), &err);
     memcpy(e->tokens[i], batch.tokens, sizeof *e->tokens);
     memcpy(e->targets[i], batch.targets, sizeof *e->targets);
   }
-  batch_free(&batch);
-  loader_close(loader);
   return e;
 }
 
@@ -82,7 +80,7 @@ static EpochTokens *read_epoch(const char *folder, Kind kind) {
 static bool found_after(const char *folder, Kind kind, const EpochTokens *e, int batches,
                         const char *changed, int64_t at, uint8_t byte) {
   Loader *loader = open_dataset(folder, kind);
-  Batch batch = batch_alloc(B * T);
+  Batch batch = make_batch(B * T);
   Error err = {""};
   int status = 0;
   for (int i = 0; i < BATCHES && status == 0; i++) {
@@ -96,8 +94,7 @@ static bool found_after(const char *folder, Kind kind, const EpochTokens *e, int
     assert_says(&err, changed);
     assert_says(&err, "was changed while it was in use, or is damaged");
   }
-  batch_free(&batch);
-  loader_close(loader);
+  let_go(loader);
   return status != 0;
 }
 
@@ -110,11 +107,7 @@ TEST(a_batch_has_what_was_checked_or_there_is_an_error) {
     for (int i = 0; i < TRIALS; i++) {
       const int64_t at = 1024 + (int64_t)(rng_u64(kind, (uint64_t)i) % (4 * COUNT));
       const int batches = (int)(rng_u64(kind, (uint64_t)(TRIALS + i)) % BATCHES);
-      char *kept, was;
-      size_t bytes;
-      assert_int_equal(file_read(path.text, 1 << 20, &kept, &bytes, &err), 0);
-      was = kept[at];
-      free(kept);
+      const char was = file_text(path.text, NULL)[at];
       found += found_after(*state, kind, e, batches, path.text, at, (uint8_t)(was ^ 1 << i % 8));
       overwrite_bytes(path.text, at, &was, 1);
     }
@@ -122,7 +115,6 @@ TEST(a_batch_has_what_was_checked_or_there_is_an_error) {
     printf("# %s: %d of %d changes came to light, and no wrong token to a batch; bound %d\n",
            kinds[kind], found, TRIALS, TRIALS / 2);
     assert_true(found >= TRIALS / 2);
-    free(e);
   }
 }
 
@@ -132,7 +124,6 @@ TEST(a_mask_that_was_changed_is_never_used) {
   EpochTokens *e = read_epoch(*state, MASKED);
   const int64_t mask = DOCUMENTS_HEADER_BYTES + COUNT / LENGTH * 4;
   assert_true(found_after(*state, MASKED, e, 5, docs.text, mask + 1234, 0x55));
-  free(e);
 }
 
 // With block sums this is found where it is read; the others are read whole at the start.
@@ -140,23 +131,20 @@ TEST(what_was_damaged_before_is_found) {
   const PathText path = write_dataset(*state, BLOCKS);
   EpochTokens *e = read_epoch(*state, BLOCKS);
   assert_true(found_after(*state, BLOCKS, e, 0, path.text, 1024 + 4 * 17, 0x77));
-  free(e);
 }
 
 // In the middle of a run there may be none left.
 TEST(a_read_needs_no_memory) {
   const PathText path = write_dataset(*state, MASKED);
   Loader *loader = open_dataset(*state, MASKED);
-  Batch batch = batch_alloc(B * T);
+  Batch batch = make_batch(B * T);
   injected = (struct Injected){.fault = NO_MEMORY, .at = 1};
-  assert_int_equal(loader_next(loader, &batch, &err), 0);
+  must(loader_next(loader, &batch, &err), &err);
   assert_int_equal(truncate(path.text, 1024), 0);
   assert_int_equal(loader_next(loader, &batch, &err), -1);
   assert_int_equal(injected.calls, 0);
   injected = (struct Injected){.fault = NO_FAULT};
   assert_says(&err, "data.bin' became shorter while it was in use");
-  batch_free(&batch);
-  loader_close(loader);
 }
 
 TEST(an_id_beyond_the_vocabulary_is_found_at_the_start) {
@@ -166,14 +154,14 @@ TEST(an_id_beyond_the_vocabulary_is_found_at_the_start) {
   for (int i = 0; i < 2; i++) {
     const PathText path = write_dataset(*state, BARE);
     overwrite(path.text, 777, ids[i]);
-    assert_null(try_open(*state, "data.bin", (LoaderConfig){.batch = B, .seq = T}, &err));
-    assert_says(&err, path.text);
+    expect_none(try_open(*state, "data.bin", (LoaderConfig){.batch = B, .seq = T}, &err), &err,
+                path.text);
     assert_says(&err, says[i]);
   }
   write_dataset(*state, BLOCKS); // whose file of documents has the largest id
-  assert_null(try_open(*state, "data.bin",
-                       (LoaderConfig){.batch = B, .seq = T, .vocab_size = COUNT - 1}, &err));
-  assert_says(&err, "has the token id 29999, but the model knows only 0 to 29998");
+  expect_none(try_open(*state, "data.bin",
+                       (LoaderConfig){.batch = B, .seq = T, .vocab_size = COUNT - 1}, &err),
+              &err, "has the token id 29999, but the model knows only 0 to 29998");
 }
 
 TEST(a_name_may_be_given_to_another_file) {
@@ -182,11 +170,9 @@ TEST(a_name_may_be_given_to_another_file) {
   write_count(*state, "another.bin", 50, 9);
   Loader *loader = open_or_fail(*state, "named.bin", (LoaderConfig){.batch = 1, .seq = 8});
   const PathText path = path_text("%s/named.bin", (char *)*state);
-  assert_int_equal(path_rename(path_text("%s/another.bin", (char *)*state).text, path.text, &err),
-                   0);
+  must(path_rename(path_text("%s/another.bin", (char *)*state).text, path.text, &err), &err);
   next_batch(loader, tokens, targets);
   assert_int_equal(tokens[0], 0); // of the file that was opened
-  loader_close(loader);
 }
 
 TEST(more_files_than_a_process_may_open_at_first_are_opened) {
@@ -203,21 +189,18 @@ TEST(more_files_than_a_process_may_open_at_first_are_opened) {
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
   Loader *loader = open_or_fail(*state, "many-*.bin", (LoaderConfig){.batch = 1, .seq = 8});
   assert_int_equal(loader->epoch.windows, FILES);
-  loader_close(loader);
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
 static uint64_t fingerprint_of(const char *folder, const char *name) {
   Loader *loader = open_or_fail(folder, name, (LoaderConfig){.batch = 1, .seq = 8});
   const uint64_t fingerprint = loader->fingerprint;
-  loader_close(loader);
   return fingerprint;
 }
 
 static uint64_t checksum_of(const char *folder, const char *name) {
   Loader *loader = open_or_fail(folder, name, (LoaderConfig){.batch = 1, .seq = 8});
   const uint64_t checksum = loader->checksum;
-  loader_close(loader);
   return checksum;
 }
 
@@ -238,8 +221,6 @@ TEST(the_fingerprint_is_the_same_with_older_docs) {
   Loader *one = open_dataset(*state, MASKED);
   assert_true(one->fingerprint == two->fingerprint && one->checksum == two->checksum);
   assert_ptr_equal(loader_common(one, two), one->files);
-  loader_close(one);
-  loader_close(two);
 }
 
 TEST(the_fingerprint_is_of_what_files_hold) {
@@ -271,7 +252,6 @@ TEST(empty_files_are_not_in_common) {
   }
   assert_null(loader_common(loaders[0], loaders[1]));
   assert_non_null(loader_common(loaders[0], loaders[0]));
-  for (int i = 0; i < 2; i++) loader_close(loaders[i]);
 }
 
 // ---- Datasets that take each other's place, as ./prepare --force does it, while one is opened
@@ -322,9 +302,9 @@ TEST(a_folder_is_opened_as_a_whole) {
       continue;
     }
     for (int f = 0; f < 2; f++)
-      if (tokens_read(&loader->files[f], 0, 1, 0, &first[f], &err) != 0) fail_msg("%s", err.text);
+      must(tokens_read(&loader->files[f], 0, 1, 0, &first[f], &err), &err);
     assert_int_equal(first[1] - first[0], 100);
-    loader_close(loader);
+    let_go(loader);
   }
   e.end = true;
   pthread_join(thread, NULL);
@@ -332,4 +312,4 @@ TEST(a_folder_is_opened_as_a_whole) {
   assert_true(refused < OPENINGS / 10);
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

@@ -25,7 +25,7 @@ TEST(a_conversation_is_read_in_place) {
   char *copy;
   const char *line = "{\"id\":[{}],\"messages\":[" SYSTEM ",{\"content\":\"\\u00e9\\n\",\"role\":"
                      "\"user\"}," ANSWER "," USER "],\"x\":1}\r\n";
-  assert_int_equal(parse(line, &c, &copy, &err), 0);
+  must(parse(line, &c, &copy, &err), &err);
   assert_int_equal(c.count, 4);
   assert_true(span_is(c.messages[1].role, "user"));
   assert_true(span_is(c.messages[1].text, "\xc3\xa9\n"));
@@ -47,7 +47,7 @@ TEST(other_keys_null_and_parts_are_read) {
       "{\"role\":\"user\",\"content\":null,\"name\":{}},"
       "{\"role\":\"assistant\",\"content\":\"c\",\"weight\":0.0},"
       "{\"role\":\"assistant\",\"weight\":1,\"content\":[{\"type\":\"text\",\"text\":\"d\"}]}");
-  assert_int_equal(parse(line, &c, &copy, &err), 0);
+  must(parse(line, &c, &copy, &err), &err);
   assert_int_equal(c.count, 7);
   const Message *m = c.messages;
   assert_true(span_is(m[0].text, "a\nb") && m[0].content.text[0] == '[');
@@ -79,12 +79,11 @@ TEST(json_is_written_as_python_writes_it) {
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     Text out = {0};
-    char *json = xstrdup(cases[i].json);
+    char *json = held(xstrdup(cases[i].json));
     const bool unique = dumps_json(&out, json, strlen(json));
     assert_int_equal(unique, cases[i].written != NULL);
     if (unique && !span_is((Span){out.data, out.bytes}, cases[i].written))
       fail_msg("'%.*s' instead of '%s'", (int)out.bytes, out.data, cases[i].written);
-    free(json);
     free(out.data);
   }
 }
@@ -96,13 +95,12 @@ TEST(templates_are_known_by_their_exact_text_alone) {
   const ChatTemplate *llama3 = template_named("llama3"), *chatml = template_named("chatml");
   assert_ptr_equal(template_known(llama3->text), llama3);
   assert_ptr_equal(template_known(chatml->text), chatml);
-  char *changed = xstrdup(chatml->text);
+  char *changed = held(xstrdup(chatml->text));
   for (size_t i = 0; changed[i]; i++) {
     changed[i] ^= 1;
     assert_null(template_known(changed));
     changed[i] ^= 1;
   }
-  free(changed);
   assert_null(template_known(""));
   // A newline may be spelled in Jinja's own way.
   Text spelled = {0};
@@ -123,37 +121,33 @@ TEST(a_newline_at_the_end_makes_no_other_template) {
   for (int i = 0; i < 2; i++) {
     const ChatTemplate *t = template_named(i ? "chatml" : "llama3");
     for (size_t k = 0; k < sizeof ends / sizeof *ends; k++) {
-      char *text = xasprintf("%s%s", t->text, ends[k].end);
+      char *text = held_text("%s%s", t->text, ends[k].end);
       assert_ptr_equal(template_known(text), ends[k].known ? t : NULL);
-      free(text);
     }
   }
 }
 
 TEST(a_template_that_is_not_known_is_refused) {
   Tokenizer *bytes = open_tokenizer(BYTES_NAME), *t = open_tokenizer(FIXTURES "chatml");
-  assert_null(template_choose(bytes, NULL, "do this", &err));
-  assert_says(&err, "'bytes' has no chat template: do this");
-  assert_null(template_choose(t, "alpaca", "do this", &err));
-  assert_says(&err, "--template 'alpaca' is none");
+  expect_none(template_choose(bytes, NULL, "do this", &err), &err,
+              "'bytes' has no chat template: do this");
+  expect_none(template_choose(t, "alpaca", "do this", &err), &err, "--template 'alpaca' is none");
   assert_string_equal(template_choose(t, NULL, "", &err)->name, "chatml");
   tokenizer_set_template(t, "{{ x }}");
-  assert_null(template_choose(t, NULL, "do this", &err));
-  assert_says(&err, "is none of those that are known here (Llama 3, Llama 3.1, ChatML, SmolLM2): "
-                    "do this");
+  expect_none(template_choose(t, NULL, "do this", &err), &err,
+              "is none of those that are known here (Llama 3, Llama 3.1, ChatML, SmolLM2): "
+              "do this");
   assert_int_equal(template_end(t), NO_TOKEN);
-  assert_null(renderer_open(bytes, template_named("llama3"), &err));
-  assert_says(&err, "'bytes' has no special token <|start_header_id|>, which the chat template of "
-                    "Llama 3 needs; ./prepare --train-tokenizer N --template llama3 makes one");
+  expect_none(renderer_open(bytes, template_named("llama3"), &err), &err,
+              "'bytes' has no special token <|start_header_id|>, which the chat template of "
+              "Llama 3 needs; ./prepare --train-tokenizer N --template llama3 makes one");
   assert_null(template_fitting(bytes));
   assert_string_equal(template_fitting(t), "chatml");
-  tokenizer_close(t);
-  tokenizer_close(bytes);
 }
 
 // transformers looks for such a marker in the normalized text, and may not find it.
 TEST(a_marker_behind_a_normalizer_is_refused) {
-  cJSON *json = json_read(FIXTURES "chatml/tokenizer.json", 1 << 20, &err);
+  cJSON *json = hold_json(json_read(FIXTURES "chatml/tokenizer.json", 1 << 20, &err), &err);
   cJSON *added = cJSON_GetObjectItem(json, "added_tokens");
   for (cJSON *token = added->child; token; token = token->next)
     cJSON_ReplaceItemInObject(token, "normalized", cJSON_CreateBool(true));
@@ -161,15 +155,13 @@ TEST(a_marker_behind_a_normalizer_is_refused) {
     cJSON_ReplaceItemInObject(json, "normalizer",
                               i ? cJSON_Parse("{\"type\":\"NFC\"}") : cJSON_CreateNull());
     char *text = cJSON_PrintUnformatted(json);
-    Tokenizer *t = tokenizer_parse("it", text, strlen(text), &err);
+    Tokenizer *t = parse_tokenizer(text);
     Renderer *r = renderer_open(t, template_named("chatml"), &err);
     assert_int_equal(r == NULL, i);
     renderer_close(r);
-    tokenizer_close(t);
     cJSON_free(text);
   }
-  assert_says(&err, "the tokenizer 'it' does not find <|im_start|> in every text");
-  cJSON_Delete(json);
+  assert_says(&err, "the tokenizer 'some.json' does not find <|im_start|> in every text");
 }
 
 // ---- Ids and mask
@@ -210,8 +202,8 @@ static const ChatTemplate *template_of(const char *source) {
 static void check_fixture(const char *name, const char *file, const char *source) {
   Tokenizer *t = open_tokenizer(path_text(FIXTURES "%s", name).text);
   Error err;
-  cJSON *cases = json_read(path_text(FIXTURES "%s/%s", name, file).text, 1 << 20, &err);
-  if (!cases) fail_msg("%s", err.text);
+  cJSON *cases =
+      hold_json(json_read(path_text(FIXTURES "%s/%s", name, file).text, 1 << 20, &err), &err);
   const ChatTemplate *template = source ? template_of(source) : template_choose(t, NULL, "", &err);
   Renderer *r = template ? renderer_open(t, template, &err) : NULL;
   if (!r) fail_msg("%s", err.text);
@@ -219,8 +211,6 @@ static void check_fixture(const char *name, const char *file, const char *source
   for (const cJSON *c = cases->child; c; c = c->next) check_case(r, c, file, number++);
   assert_int_equal(number, 24);
   renderer_close(r);
-  cJSON_Delete(cases);
-  tokenizer_close(t);
 }
 
 TEST(ids_and_mask_are_those_of_transformers) {
@@ -249,9 +239,9 @@ TEST(the_answer_begins_behind_the_conversation) {
   Conversation c = {0};
   TokenIds ids = {0}, whole = {0};
   conversation_add(&c, message_of(ROLE_USER, "a", 1));
-  assert_int_equal(renderer_append(r, &c, true, &ids, NULL, &err), 0);
+  must(renderer_append(r, &c, true, &ids, NULL, &err), &err);
   conversation_add(&c, message_of(ROLE_ASSISTANT, "b", 1));
-  assert_int_equal(renderer_append(r, &c, false, &whole, NULL, &err), 0);
+  must(renderer_append(r, &c, false, &whole, NULL, &err), &err);
   assert_true(ids.count < whole.count);
   assert_memory_equal(ids.ids, whole.ids, (size_t)ids.count * sizeof *ids.ids);
   assert_int_equal(whole.ids[whole.count - 2], template_end(t));
@@ -259,7 +249,6 @@ TEST(the_answer_begins_behind_the_conversation) {
   free(ids.ids);
   free(whole.ids);
   renderer_close(r);
-  tokenizer_close(t);
 }
 
 TEST(a_long_content_gives_the_ids_of_its_lines) {
@@ -274,21 +263,19 @@ TEST(a_long_content_gives_the_ids_of_its_lines) {
   text_append(&text, "end", 3);
   conversation_add(&c, message_of(ROLE_USER, "a", 1));
   conversation_add(&c, message_of(ROLE_ASSISTANT, text.data, text.bytes));
-  assert_int_equal(renderer_append(r, &c, false, &ids, &mask, &err), 0);
-  Encoder *encoder = encoder_open(t);
-  assert_int_equal(encoder_append(encoder, line, sizeof line - 1, false, &one, &err), 0);
+  must(renderer_append(r, &c, false, &ids, &mask, &err), &err);
+  Encoder *encoder = open_encoder(t);
+  must(encoder_append(encoder, line, sizeof line - 1, false, &one, &err), &err);
   int64_t counted = 0;
   for (size_t i = 0; i < mask.bytes; i++) counted += mask.data[i];
   const int64_t first = ids.count - counted;
   for (int64_t i = 0; i < LINES * one.count; i++)
     if (ids.ids[first + i] != one.ids[i % one.count]) fail_msg("id %lld", (long long)i);
   assert_true(ids.ids[ids.count - 1] == template_end(t) && mask.data[mask.bytes - 1] == 1);
-  encoder_close(encoder);
   conversation_free(&c);
   free(text.data);
   free(mask.data);
   free(ids.ids);
   free(one.ids);
   renderer_close(r);
-  tokenizer_close(t);
 }

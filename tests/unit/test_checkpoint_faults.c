@@ -26,7 +26,7 @@ typedef struct Scenario {
 enum { PLAIN = 0, WITH_EXTRAS = TINY_KINDS - 1 };
 
 typedef struct Test {
-  TinyTest tiny;
+  TinyTest *tiny;
   Scenario scenario;
   bool removal_struck;
 } Test;
@@ -36,13 +36,12 @@ static Test open_test(const Scenario *scenario) {
 }
 
 static int save_in_background(Test *t, int64_t step, uint64_t version, Error *err) {
-  TinyRun *run = &t->tiny.run;
+  TinyRun *run = t->tiny->run;
   SaveResult result;
-  BackgroundSave *save = background_open(&run->llama, true, err);
-  if (!save) fail_msg("%s", err->text);
+  BackgroundSave *save = must_make(background_open(&run->llama, true, err), err);
   run->config.train.keep_checkpoints = t->scenario.keep;
-  const TrainState state = tiny_test_fill(&t->tiny, step, version);
-  background_begin(save, t->tiny.dir, &run->config, NULL, &state);
+  const TrainState state = tiny_test_fill(t->tiny, step, version);
+  background_begin(save, t->tiny->dir, &run->config, NULL, &state);
   background_copied(save);
   tiny_run_fill(run, AFTER);
   assert_true(background_end(save, true, &result));
@@ -53,20 +52,20 @@ static int save_in_background(Test *t, int64_t step, uint64_t version, Error *er
 
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
   if (t->scenario.background) return save_in_background(t, step, version, err);
-  return tiny_test_try_save(&t->tiny, step, version, t->scenario.keep, err);
+  return tiny_test_try_save(t->tiny, step, version, t->scenario.keep, err);
 }
 
 // Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.
 static int version_found(Test *t, const char *when) {
   Error err = {""};
   char path[PATH_CHARS];
-  if (checkpoint_find(t->tiny.dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
+  if (checkpoint_find(t->tiny->dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
   if (path[0] == '\0') return 0;
   TrainState state;
   Config config;
   if (checkpoint_read_state(path, &state, &err) != 0 ||
       checkpoint_read_config(path, &config, &err) != 0 ||
-      tiny_load(path, &t->tiny.loaded.llama, true, &err) != 0)
+      tiny_load(path, &t->tiny->loaded->llama, true, &err) != 0)
     fail_msg("%s: %s", when, err.text);
   const uint64_t version = UINT64_MAX - state.sequences;
   const TrainState expected = tiny_state(version == BEFORE   ? t->scenario.before
@@ -74,13 +73,13 @@ static int version_found(Test *t, const char *when) {
                                                              : 300,
                                          version);
   if (memcmp(&state, &expected, sizeof state) != 0) fail_msg("%s: the state is mixed up", when);
-  if (tiny_test_differs(&t->tiny, version)) fail_msg("%s: the weights differ", when);
+  if (tiny_test_differs(t->tiny, version)) fail_msg("%s: the weights differ", when);
   return (int)version;
 }
 
 static void check_no_leftovers(const Test *t, const char *names, const char *when) {
   glob_t found;
-  const int status = glob(tiny_test_path(&t->tiny, names).text, 0, NULL, &found);
+  const int status = glob(tiny_test_path(t->tiny, names).text, 0, NULL, &found);
   if (status != GLOB_NOMATCH) fail_msg("%s: leftovers %s", when, names);
   globfree(&found);
 }
@@ -122,8 +121,8 @@ static int struck_save(Test *t, Fault fault, int at, const char *when) {
 static int strike(Test *t, Fault fault, int at) {
   const Scenario *s = &t->scenario;
   Error err = {""};
-  char *when = xasprintf("%s, %s at call %d", s->name, fault_names[fault], at);
-  must(directory_create(t->tiny.dir, &err), &err);
+  char *when = held_text("%s, %s at call %d", s->name, fault_names[fault], at);
+  must(directory_create(t->tiny->dir, &err), &err);
   if (s->earlier && save(t, s->earlier, BEFORE, &err) != 0) fail_msg("%s", err.text);
   if (s->before && save(t, s->before, BEFORE, &err) != 0) fail_msg("%s", err.text);
   const int done = struck_save(t, fault, at, when);
@@ -133,14 +132,13 @@ static int strike(Test *t, Fault fault, int at) {
     fail_msg("%s: version %d was found", when, version);
   if (fault < DIE && !t->removal_struck) check_no_leftovers(t, "*.tmp", when);
   // `latest` itself is valid, but for the instant in which a folder is replaced without exchange.
-  if (s->before && !s->no_exchange && !tiny_test_has(&t->tiny, "latest/state.json"))
+  if (s->before && !s->no_exchange && !tiny_test_has(t->tiny, "latest/state.json"))
     fail_msg("%s: latest is broken", when);
   if (save(t, 300, AFTER, &err) != 0) fail_msg("%s: the next save: %s", when, err.text);
   if (version_found(t, when) != AFTER) fail_msg("%s: the next save is not found", when);
   check_no_leftovers(t, "*.tmp", when);
   check_no_leftovers(t, "*.old", when);
-  must(directory_remove(t->tiny.dir, &err), &err);
-  free(when);
+  must(directory_remove(t->tiny->dir, &err), &err);
   return done;
 }
 
@@ -157,7 +155,6 @@ static void run_scenario(const Scenario *scenario) {
   }
   printf("# %s: %d faults\n", scenario->name, faults);
   injected.no_exchange = false;
-  tiny_test_close(&t.tiny);
 }
 
 // The calls of a folder itself are struck in test_folder_faults: here it is the files, the links
@@ -196,8 +193,8 @@ TEST(everything_is_synced_before_it_gets_its_name) {
   const int status = save(&t, 200, DURING, &err);
   injected.log = false;
   must(status, &err);
-  const char *run = basename(t.tiny.dir);
-  char *expected = xasprintf("sync model-00001-of-00002.safetensors\n"
+  const char *run = basename(t.tiny->dir);
+  char *expected = held_text("sync model-00001-of-00002.safetensors\n"
                              "sync model-00002-of-00002.safetensors\n"
                              "sync model.safetensors.index.json\n"
                              "sync optimizer.safetensors\n"
@@ -216,14 +213,12 @@ TEST(everything_is_synced_before_it_gets_its_name) {
                              "sync %s\n",
                              run, run);
   assert_string_equal(injected.events, expected);
-  free(expected);
-  tiny_test_close(&t.tiny);
 }
 
 // `latest` is a convenience.
 TEST(a_file_system_without_links_has_its_newest_checkpoint_by_number) {
   Test t = open_test(&(Scenario){.name = "no links", .before = 100, .during = 200, .keep = 1});
-  t.tiny.run.config.train.keep_best = true;
+  t.tiny->run->config.train.keep_best = true;
   must(save(&t, 100, BEFORE, &err), &err);
   assert_string_equal(err.text, "");
   injected.no_links = true;
@@ -235,8 +230,7 @@ TEST(a_file_system_without_links_has_its_newest_checkpoint_by_number) {
   assert_int_equal(version_found(&t, "no links"), AFTER);
   check_no_leftovers(&t, "*.tmp", "no links");
   check_no_leftovers(&t, "step-00000100", "no links");
-  assert_false(tiny_test_has(&t.tiny, "latest"));
-  tiny_test_close(&t.tiny);
+  assert_false(tiny_test_has(t.tiny, "latest"));
 }
 
 TEST(a_system_that_writes_only_half_of_what_is_asked_saves_all) {
@@ -246,5 +240,4 @@ TEST(a_system_that_writes_only_half_of_what_is_asked_saves_all) {
   injected.always_short = false;
   must(status, &err);
   assert_int_equal(version_found(&t, "short writes"), DURING);
-  tiny_test_close(&t.tiny);
 }

@@ -28,7 +28,7 @@ static int save(TinyTest *t, int64_t step, int64_t skipped, int64_t best, Error 
   state.updates = step - skipped;
   state.nonfinite_row = skipped;
   state.best_val_step = best;
-  return tiny_run_save(&t->run, t->dir, NULL, &state, t->run.config.train.keep_checkpoints, err);
+  return tiny_run_save(t->run, t->dir, NULL, &state, t->run->config.train.keep_checkpoints, err);
 }
 
 static void must_save(TinyTest *t, int64_t step, int64_t best) {
@@ -36,9 +36,9 @@ static void must_save(TinyTest *t, int64_t step, int64_t best) {
   must(save(t, step, 0, best, &err), &err);
 }
 
-static TinyTest open_keeping(int64_t keep) {
-  TinyTest t = tiny_test_open(untied);
-  t.run.config.train.keep_checkpoints = keep;
+static TinyTest *open_keeping(int64_t keep) {
+  TinyTest *t = tiny_test_open(untied);
+  t->run->config.train.keep_checkpoints = keep;
   return t;
 }
 
@@ -93,34 +93,32 @@ TEST(the_newest_stay_and_the_last_good_one_and_the_best) {
         {40, 0, 40, "35 40", 40}}},
   };
   for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-    TinyTest t = open_keeping(runs[i].keep);
-    t.run.config.train.keep_best = runs[i].keep_best;
+    TinyTest *t = open_keeping(runs[i].keep);
+    t->run->config.train.keep_best = runs[i].keep_best;
     for (int j = 0; runs[i].saves[j].step; j++) {
-      must(save(&t, runs[i].saves[j].step, runs[i].saves[j].skipped, runs[i].saves[j].best, &err),
+      must(save(t, runs[i].saves[j].step, runs[i].saves[j].skipped, runs[i].saves[j].best, &err),
            &err);
-      expect_steps(&t, "", runs[i].saves[j].left);
-      assert_int_equal(link_step(t.dir, "best"), runs[i].saves[j].named);
+      expect_steps(t, "", runs[i].saves[j].left);
+      assert_int_equal(link_step(t->dir, "best"), runs[i].saves[j].named);
     }
-    tiny_test_close(&t);
   }
 }
 
 TEST(room_is_made_before_a_save_but_not_of_the_latest) {
-  TinyTest t = open_keeping(1);
-  for (int step = 2; step <= 4; step++) must(save(&t, step, 0, 0, &err), &err);
-  expect_steps(&t, "", "3 4");
+  TinyTest *t = open_keeping(1);
+  for (int step = 2; step <= 4; step++) must(save(t, step, 0, 0, &err), &err);
+  expect_steps(t, "", "3 4");
   free_bytes = 0;
-  expect_error(save(&t, 5, 0, 0, &err), &err, "step-00000004' is intact");
-  expect_steps(&t, "", "4");
+  expect_error(save(t, 5, 0, 0, &err), &err, "step-00000004' is intact");
+  expect_steps(t, "", "4");
   free_bytes = UINT64_MAX;
-  must(save(&t, 9, 0, 0, &err), &err);
-  tiny_test_remove(&t, "latest"); // the run is taken back to step 4
-  assert_int_equal(symlink("step-00000004", path_text("%s/latest", t.dir).text), 0);
+  must(save(t, 9, 0, 0, &err), &err);
+  tiny_test_remove(t, "latest"); // the run is taken back to step 4
+  assert_int_equal(symlink("step-00000004", path_text("%s/latest", t->dir).text), 0);
   free_bytes = 0;
-  expect_error(save(&t, 11, 0, 0, &err), &err, "step-00000004' is intact");
-  expect_steps(&t, "", "4");
+  expect_error(save(t, 11, 0, 0, &err), &err, "step-00000004' is intact");
+  expect_steps(t, "", "4");
   free_bytes = UINT64_MAX;
-  tiny_test_close(&t);
 }
 
 // ---- Room
@@ -137,42 +135,40 @@ static uint64_t tensors_bytes(const TinyTest *t, const char *name) {
 TEST(a_save_without_room_writes_nothing) {
   for (int i = 0; i < 4; i++) {
     const bool with_optimizer = i % 2;
-    TinyTest t = open_keeping(2);
-    OutputConfig *output = &t.run.config.output;
+    TinyTest *t = open_keeping(2);
+    OutputConfig *output = &t->run->config.output;
     output->save_dtype = i / 2 ? SAVE_BF16 : SAVE_FP32;
     output->save_optimizer = with_optimizer;
-    must_save(&t, 5, 0);
-    assert_int_equal(tiny_test_has(&t, "latest/" OPTIMIZER_FILE), with_optimizer);
+    must_save(t, 5, 0);
+    assert_int_equal(tiny_test_has(t, "latest/" OPTIMIZER_FILE), with_optimizer);
     const uint64_t bytes =
-        tensors_bytes(&t, WEIGHTS_FILE) + (with_optimizer ? tensors_bytes(&t, OPTIMIZER_FILE) : 0);
+        tensors_bytes(t, WEIGHTS_FILE) + (with_optimizer ? tensors_bytes(t, OPTIMIZER_FILE) : 0);
     free_bytes = bytes - 1;
-    expect_error(save(&t, 10, 0, 0, &err), &err, "of free space, but a checkpoint needs");
+    expect_error(save(t, 10, 0, 0, &err), &err, "of free space, but a checkpoint needs");
     expect_error(-1, &err, "step-00000005' is intact");
-    expect_steps(&t, "", "5");
-    expect_steps(&t, ".tmp", "");
-    const PathText deeper = tiny_test_path(&t, "not/there");
-    expect_error(checkpoint_room(t.dir, &t.run.config, 10, &err), &err, "set output.dir");
-    expect_error(checkpoint_room(deeper.text, &t.run.config, 10, &err), &err, "free space");
+    expect_steps(t, "", "5");
+    expect_steps(t, ".tmp", "");
+    const PathText deeper = tiny_test_path(t, "not/there");
+    expect_error(checkpoint_room(t->dir, &t->run->config, 10, &err), &err, "set output.dir");
+    expect_error(checkpoint_room(deeper.text, &t->run->config, 10, &err), &err, "free space");
     free_bytes = bytes;
-    must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
-    must_save(&t, 10, 0);
-    t.run.config.train.save_interval = -1; // a run that saves nothing needs no room
+    must(checkpoint_room(t->dir, &t->run->config, 10, &err), &err);
+    must_save(t, 10, 0);
+    t->run->config.train.save_interval = -1; // a run that saves nothing needs no room
     free_bytes = 0;
-    must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
+    must(checkpoint_room(t->dir, &t->run->config, 10, &err), &err);
     free_bytes = UINT64_MAX;
-    tiny_test_close(&t);
   }
 }
 
 TEST(a_start_removes_what_a_kill_has_left) {
-  TinyTest t = open_keeping(2);
-  must_save(&t, 5, 0);
-  must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);
-  checkpoint_clear(t.dir, &err);
+  TinyTest *t = open_keeping(2);
+  must_save(t, 5, 0);
+  must(directory_create(path_text("%s/step-00000003.tmp", t->dir).text, &err), &err);
+  checkpoint_clear(t->dir, &err);
   assert_string_equal(err.text, "");
-  expect_steps(&t, ".tmp", "");
-  expect_steps(&t, "", "5");
-  tiny_test_close(&t);
+  expect_steps(t, ".tmp", "");
+  expect_steps(t, "", "5");
 }
 
 // ---- Nothing is removed that no save wrote
@@ -194,61 +190,58 @@ static bool whole(const char *folder) {
 
 TEST(what_a_link_leads_to_stays) {
   static const char word[] = "is a link or a file";
-  TinyTest t = open_keeping(1);
-  must(save(&t, 5, 0, 0, &err), &err);
-  const PathText archived = archive(&t, "step-00000005");
-  must(save(&t, 10, 0, 0, &err), &err);
-  must(save(&t, 15, 0, 0, &err), &err); // step 5 would go
+  TinyTest *t = open_keeping(1);
+  must(save(t, 5, 0, 0, &err), &err);
+  const PathText archived = archive(t, "step-00000005");
+  must(save(t, 10, 0, 0, &err), &err);
+  must(save(t, 15, 0, 0, &err), &err); // step 5 would go
   if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
-  expect_steps(&t, "", "5 10 15");
+  expect_steps(t, "", "5 10 15");
   assert_true(whole(archived.text));
-  must(save(&t, 5, 0, 0, &err), &err); // a save of that step replaces the link itself
-  if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
-  assert_true(whole(archived.text));
-  checkpoint_clear(t.dir, &err);
+  must(save(t, 5, 0, 0, &err), &err); // a save of that step replaces the link itself
   if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
   assert_true(whole(archived.text));
-  expect_error(save(&t, 5, 0, 0, &err), &err, word); // not through what is left of it
+  checkpoint_clear(t->dir, &err);
+  if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
   assert_true(whole(archived.text));
-  tiny_test_close(&t);
+  expect_error(save(t, 5, 0, 0, &err), &err, word); // not through what is left of it
+  assert_true(whole(archived.text));
 }
 
 TEST(a_checkpoint_with_a_file_of_another_stays) {
   static const char *const others[] = {"notes.txt", "deep/er", "model.gguf"};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-    TinyTest t = open_keeping(1);
-    must(save(&t, 5, 0, 0, &err), &err);
-    must(directory_add(path_text("%s/step-00000005/deep", t.dir).text, &err), &err);
-    if (i != 1) must(directory_remove(path_text("%s/step-00000005/deep", t.dir).text, &err), &err);
-    tiny_test_write(&t, path_text("step-00000005/%s", others[i]).text, "mine");
+    TinyTest *t = open_keeping(1);
+    must(save(t, 5, 0, 0, &err), &err);
+    must(directory_add(path_text("%s/step-00000005/deep", t->dir).text, &err), &err);
+    if (i != 1) must(directory_remove(path_text("%s/step-00000005/deep", t->dir).text, &err), &err);
+    tiny_test_write(t, path_text("step-00000005/%s", others[i]).text, "mine");
     for (int step = 10; step <= 20; step += 5) {
-      must(save(&t, step, 0, 0, &err), &err);
+      must(save(t, step, 0, 0, &err), &err);
       assert_int_equal(strstr(err.text, "to remove, as it holds") != NULL, step > 10);
     }
-    expect_steps(&t, "", "5 15 20");
-    assert_true(tiny_test_has(&t, path_text("step-00000005/%s", others[i]).text));
-    assert_true(whole(path_text("%s/step-00000005", t.dir).text));
-    tiny_test_close(&t);
+    expect_steps(t, "", "5 15 20");
+    assert_true(tiny_test_has(t, path_text("step-00000005/%s", others[i]).text));
+    assert_true(whole(path_text("%s/step-00000005", t->dir).text));
   }
 }
 
 // ---- A run that was taken back
 
 TEST(checkpoints_of_later_steps_go_when_the_run_passes_them) {
-  TinyTest t = open_keeping(2);
-  t.run.config.train.keep_best = true;
-  for (int step = 10; step <= 40; step += 10) must_save(&t, step, step == 40 ? 40 : 0);
-  expect_steps(&t, "", "30 40");
-  must(checkpoint_take_back(t.dir, 30, &err), &err);
-  assert_int_equal(link_step(t.dir, "latest"), 30);
-  must_save(&t, 35, 0);
-  expect_steps(&t, "", "30 35 40");
-  assert_int_equal(link_step(t.dir, "best"), 40);
-  must_save(&t, 40, 0); // which replaces the one that was the best
-  assert_int_equal(link_step(t.dir, "best"), -1);
-  expect_steps(&t, "", "35 40");
-  must(checkpoint_take_back(t.dir, 35, &err), &err);
-  must_save(&t, 45, 0); // step 40 is not this run's
-  expect_steps(&t, "", "35 45");
-  tiny_test_close(&t);
+  TinyTest *t = open_keeping(2);
+  t->run->config.train.keep_best = true;
+  for (int step = 10; step <= 40; step += 10) must_save(t, step, step == 40 ? 40 : 0);
+  expect_steps(t, "", "30 40");
+  must(checkpoint_take_back(t->dir, 30, &err), &err);
+  assert_int_equal(link_step(t->dir, "latest"), 30);
+  must_save(t, 35, 0);
+  expect_steps(t, "", "30 35 40");
+  assert_int_equal(link_step(t->dir, "best"), 40);
+  must_save(t, 40, 0); // which replaces the one that was the best
+  assert_int_equal(link_step(t->dir, "best"), -1);
+  expect_steps(t, "", "35 40");
+  must(checkpoint_take_back(t->dir, 35, &err), &err);
+  must_save(t, 45, 0); // step 40 is not this run's
+  expect_steps(t, "", "35 45");
 }

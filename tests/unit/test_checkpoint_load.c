@@ -93,7 +93,7 @@ static void bag_write(const TinyTest *t, const char *name, const Bag *bag, int f
 // With checksums of what the test has made of the files.
 static int load(TinyTest *t, bool with_optimizer, Error *err) {
   tiny_test_sign(t, "latest", 1);
-  return tiny_load(tiny_test_path(t, "latest").text, &t->loaded.llama, with_optimizer, err);
+  return tiny_load(tiny_test_path(t, "latest").text, &t->loaded->llama, with_optimizer, err);
 }
 
 static int load_bag(TinyTest *t, const char *file, const Bag *bag, Error *err) {
@@ -101,16 +101,16 @@ static int load_bag(TinyTest *t, const char *file, const Bag *bag, Error *err) {
   return load(t, true, err);
 }
 
-static TinyTest open_saved(const TinyKind *kind) {
-  TinyTest t = tiny_test_open_kind(kind);
-  tiny_test_save(&t, 1, 1, 1);
-  tiny_run_fill(&t.loaded, 2);
+static TinyTest *open_saved(const TinyKind *kind) {
+  TinyTest *t = tiny_test_open_kind(kind);
+  tiny_test_save(t, 1, 1, 1);
+  tiny_run_fill(t->loaded, 2);
   return t;
 }
 
 // Nothing was touched.
 static void expect_untouched(const TinyTest *t) {
-  assert_int_equal(tiny_run_differs(&t->loaded, 2), 0);
+  assert_int_equal(tiny_run_differs(t->loaded, 2), 0);
   assert_int_equal(tiny_scalings.written, 0);
 }
 
@@ -146,8 +146,8 @@ TEST(what_the_model_does_not_need_is_refused_by_name) {
        "a scale of 0 for the y of layer 0, or none"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    TinyTest t = open_saved(fp8);
-    Bag bag = bag_read(&t, cases[i].file);
+    TinyTest *t = open_saved(fp8);
+    Bag bag = bag_read(t, cases[i].file);
     const int at = cases[i].tensor ? bag_find(&bag, cases[i].tensor) : 0;
     if (cases[i].change == ADDED)
       bag_add(&bag, cases[i].name, &bag.items[at].t, bag.items[at].values);
@@ -159,47 +159,45 @@ TEST(what_the_model_does_not_need_is_refused_by_name) {
       bag.items[at].t.shape[0] = bag.items[at].t.shape[1];
       bag.items[at].t.shape[1] = rows;
     }
-    expect_error(load_bag(&t, cases[i].file, &bag, &err), &err, cases[i].words);
-    expect_untouched(&t);
+    expect_error(load_bag(t, cases[i].file, &bag, &err), &err, cases[i].words);
+    expect_untouched(t);
     bag_free(&bag);
-    tiny_test_close(&t);
   }
 }
 
 TEST(a_tied_model_takes_an_equal_lm_head_only) {
-  TinyTest t = open_saved(tied);
-  Bag bag = bag_read(&t, weights_file);
+  TinyTest *t = open_saved(tied);
+  Bag bag = bag_read(t, weights_file);
   const int at = bag_find(&bag, "model.embed_tokens.weight");
   bag_add(&bag, "lm_head.weight", &bag.items[at].t, bag.items[at].values);
-  must(load_bag(&t, weights_file, &bag, &err), &err);
-  assert_int_equal(tiny_test_differs(&t, 1), 0);
+  must(load_bag(t, weights_file, &bag, &err), &err);
+  assert_int_equal(tiny_test_differs(t, 1), 0);
   bag.items[bag.count - 1].values[175] += 1;
-  expect_error(load_bag(&t, weights_file, &bag, &err), &err, "lm_head.weight differs");
+  expect_error(load_bag(t, weights_file, &bag, &err), &err, "lm_head.weight differs");
   bag_free(&bag);
-  tiny_test_close(&t);
 }
 
 TEST(rotary_buffers_of_old_files_are_passed_over) {
-  TinyTest t = open_saved(tied);
-  Bag bag = bag_read(&t, weights_file);
+  TinyTest *t = open_saved(tied);
+  Bag bag = bag_read(t, weights_file);
   const SafeTensor like = {.rank = 1, .shape = {2}};
   bag_add(&bag, "model.layers.0.self_attn.rotary_emb.inv_freq", &like, (const float[]){1, 2});
-  must(load_bag(&t, weights_file, &bag, &err), &err);
-  assert_int_equal(tiny_test_differs(&t, 1), 0);
+  must(load_bag(t, weights_file, &bag, &err), &err);
+  assert_int_equal(tiny_test_differs(t, 1), 0);
   bag_free(&bag);
-  tiny_test_close(&t);
 }
 
 TEST(bf16_weights_are_read) {
-  TinyTest t = open_saved(&tiny_kinds[3]);
-  Bag bag = bag_read(&t, weights_file);
+  TinyTest *t = open_saved(&tiny_kinds[3]);
+  Bag bag = bag_read(t, weights_file);
   bag_dtype(&bag, SAFE_BF16);
-  bag_write(&t, weights_file, &bag, 0, bag.count);
-  must(load(&t, false, &err), &err);
+  bag_write(t, weights_file, &bag, 0, bag.count);
+  must(load(t, false, &err), &err);
   const int at = bag_find(&bag, "model.norm.weight");
-  const int param = param_index(&t.run.config.model, PARAM_FINAL_NORM, -1);
+  const int param = param_index(&t->run->config.model, PARAM_FINAL_NORM, -1);
   float values[16];
-  t.loaded.be->services.read_master(t.loaded.be, values, &t.loaded.llama.tensors[param], 0, 16);
+  t->loaded->be->services.read_master(t->loaded->be, values, &t->loaded->llama.tensors[param], 0,
+                                      16);
   for (int i = 0; i < 16; i++) {
     uint32_t expected, found;
     memcpy(&expected, &bag.items[at].values[i], 4);
@@ -207,7 +205,6 @@ TEST(bf16_weights_are_read) {
     assert_int_equal(found, expected & 0xffff0000u);
   }
   bag_free(&bag);
-  tiny_test_close(&t);
 }
 
 TEST(sharded_weights_are_read) {
@@ -217,57 +214,54 @@ TEST(sharded_weights_are_read) {
   } wrong[] = {{"{\"weight_map\": {\"a\": \"../one.safetensors\"}}", "not a file's name"},
                {"{\"weight_map\": {\"a\": \"three.safetensors\"}}", "three.safetensors"},
                {"{\"weight_map\": []}", "no object 'weight_map'"}};
-  TinyTest t = open_saved(fp8);
-  Bag bag = bag_read(&t, weights_file);
-  bag_write(&t, "latest/one.safetensors", &bag, 0, 5);
-  bag_write(&t, "latest/two.safetensors", &bag, 5, bag.count);
-  tiny_test_remove(&t, weights_file);
-  expect_error(load(&t, true, &err), &err, "has no weights");
-  tiny_test_write(&t, index,
+  TinyTest *t = open_saved(fp8);
+  Bag bag = bag_read(t, weights_file);
+  bag_write(t, "latest/one.safetensors", &bag, 0, 5);
+  bag_write(t, "latest/two.safetensors", &bag, 5, bag.count);
+  tiny_test_remove(t, weights_file);
+  expect_error(load(t, true, &err), &err, "has no weights");
+  tiny_test_write(t, index,
                   "{\"metadata\": {}, \"weight_map\": {\"a\": \"one.safetensors\", "
                   "\"b\": \"two.safetensors\", \"c\": \"one.safetensors\"}}");
-  must(load(&t, true, &err), &err);
-  assert_int_equal(tiny_test_differs(&t, 1), 0);
-  bag_write(&t, "latest/two.safetensors", &bag, 4, bag.count);
-  expect_error(load(&t, true, &err), &err, "two shards have the tensor");
+  must(load(t, true, &err), &err);
+  assert_int_equal(tiny_test_differs(t, 1), 0);
+  bag_write(t, "latest/two.safetensors", &bag, 4, bag.count);
+  expect_error(load(t, true, &err), &err, "two shards have the tensor");
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    tiny_test_write(&t, index, wrong[i].json);
-    expect_error(load(&t, true, &err), &err, wrong[i].words);
+    tiny_test_write(t, index, wrong[i].json);
+    expect_error(load(t, true, &err), &err, wrong[i].words);
   }
   bag_free(&bag);
-  tiny_test_close(&t);
 }
 
 // ---- FP8 scalings
 
 TEST(tensors_are_known_by_name_and_not_by_position) {
-  TinyTest t = open_saved(fp8);
-  Bag bag = bag_read(&t, optimizer_file), reversed = {0};
+  TinyTest *t = open_saved(fp8);
+  Bag bag = bag_read(t, optimizer_file), reversed = {0};
   for (int i = bag.count; i-- > 0;)
     bag_add(&reversed, bag.items[i].t.name, &bag.items[i].t, bag.items[i].values);
-  must(load_bag(&t, optimizer_file, &reversed, &err), &err);
-  assert_int_equal(tiny_test_differs(&t, 1), 0);
+  must(load_bag(t, optimizer_file, &reversed, &err), &err);
+  assert_int_equal(tiny_test_differs(t, 1), 0);
   for (int i = 0; i < tiny_scalings.count; i++)
     for (int j = 0; j < i; j++)
-      assert_string_not_equal(scaling_name(&t.run.config.model, i).text,
-                              scaling_name(&t.run.config.model, j).text);
+      assert_string_not_equal(scaling_name(&t->run->config.model, i).text,
+                              scaling_name(&t->run->config.model, j).text);
   bag_free(&bag);
   bag_free(&reversed);
-  tiny_test_close(&t);
 }
 
 // Whoever goes on in another precision, or has no scales yet, calibrates.
 TEST(scalings_of_another_precision_are_passed_over) {
   for (int i = 0; i < 3; i++) {
-    TinyTest t = tiny_test_open_kind(fp8);
-    t.run.llama.spec.fp8 = i != 0;
-    t.loaded.llama.spec.fp8 = i != 1;
-    t.run.be->calibrating = i == 2;
-    tiny_test_save(&t, 1, 1, 1);
-    must(load(&t, true, &err), &err);
+    TinyTest *t = tiny_test_open_kind(fp8);
+    t->run->llama.spec.fp8 = i != 0;
+    t->loaded->llama.spec.fp8 = i != 1;
+    t->run->be->calibrating = i == 2;
+    tiny_test_save(t, 1, 1, 1);
+    must(load(t, true, &err), &err);
     assert_int_equal(tiny_scalings.written, 0);
-    assert_true(t.loaded.be->calibrating);
-    tiny_test_close(&t);
+    assert_true(t->loaded->be->calibrating);
   }
 }
 
@@ -285,7 +279,7 @@ static int load_old_form(TinyTest *t, SafeDtype dtype, int64_t rows, int64_t col
 }
 
 TEST(scalings_in_the_older_form_are_read_by_position) {
-  TinyTest t = open_saved(fp8);
+  TinyTest *t = open_saved(fp8);
   const int count = tiny_scalings.count;
   const struct {
     SafeDtype dtype;
@@ -295,13 +289,12 @@ TEST(scalings_in_the_older_form_are_read_by_position) {
                {SAFE_BF16, count, SCALING_FLOATS}};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     expect_error(
-        load_old_form(&t, wrong[i].dtype, wrong[i].rows, wrong[i].cols, tiny_scalings.saved, &err),
+        load_old_form(t, wrong[i].dtype, wrong[i].rows, wrong[i].cols, tiny_scalings.saved, &err),
         &err, "fp8.scalings");
-    expect_untouched(&t);
+    expect_untouched(t);
   }
-  must(load_old_form(&t, SAFE_F32, count, SCALING_FLOATS, tiny_scalings.saved, &err), &err);
-  assert_int_equal(tiny_test_differs(&t, 1), 0);
-  tiny_test_close(&t);
+  must(load_old_form(t, SAFE_F32, count, SCALING_FLOATS, tiny_scalings.saved, &err), &err);
+  assert_int_equal(tiny_test_differs(t, 1), 0);
 }
 
 // Loads with one value of the scaling of `at` in place of its own: 0 its scale, from 1 on its
@@ -316,21 +309,20 @@ static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
 }
 
 TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
-  TinyTest t = open_saved(fp8);
-  const ModelConfig *c = &t.run.config.model;
+  TinyTest *t = open_saved(fp8);
+  const ModelConfig *c = &t->run->config.model;
   const int used = scaling_index(c, 0, TENSOR_y), never = scaling_index(c, 0, TENSOR_dx);
   const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};
   for (int i = 0; i < 5; i++) {
-    expect_error(load_with(&t, used, 0, bad[i], &err), &err, "fp8.scalings");
-    expect_error(load_with(&t, never, 0, bad[i], &err), &err, "fp8.scalings");
+    expect_error(load_with(t, used, 0, bad[i], &err), &err, "fp8.scalings");
+    expect_error(load_with(t, never, 0, bad[i], &err), &err, "fp8.scalings");
     if (bad[i] != 0) // before the history is full
-      expect_error(load_with(&t, used, SCALE_HISTORY, bad[i], &err), &err, "fp8.scalings");
+      expect_error(load_with(t, used, SCALE_HISTORY, bad[i], &err), &err, "fp8.scalings");
   }
   // Nobody has looked for a scale: right where no product needs one.
-  expect_error(load_with(&t, used, -1, 0, &err), &err, "a scale of 0 for the y of layer 0");
-  expect_untouched(&t);
-  must(load_with(&t, never, -1, 0, &err), &err);
-  must(load_with(&t, used, SCALE_HISTORY, 0, &err), &err);
+  expect_error(load_with(t, used, -1, 0, &err), &err, "a scale of 0 for the y of layer 0");
+  expect_untouched(t);
+  must(load_with(t, never, -1, 0, &err), &err);
+  must(load_with(t, used, SCALE_HISTORY, 0, &err), &err);
   assert_int_equal(tiny_scalings.written, 2);
-  tiny_test_close(&t);
 }

@@ -15,21 +15,9 @@ static const Asked plain = {
     {.graph = ATTENTION_BACKWARD, .number = 2, .milliseconds = 1.0 / 3},
 };
 
-typedef struct Place {
-  char *dir, *path;
-} Place;
-
-static Place place_new(void) {
-  Place p = {.dir = temporary_folder()};
-  p.path = xasprintf("%s/not/there/yet.txt", p.dir);
-  return p;
-}
-
-static void place_free(Place *p) {
-  Error err;
-  if (directory_remove(p->dir, &err)) fail_msg("%s", err.text);
-  free(p->path);
-  free(p->dir);
+// Where a file of choices is to be, in folders that are not there yet.
+static char *new_place(void) {
+  return held_text("%s/not/there/yet.txt", temporary_folder());
 }
 
 // Plans for the plain call and for all that differ from it in one thing; numbers tell them apart.
@@ -64,9 +52,9 @@ static int count_in(const char *path, const char *line) {
   return count;
 }
 
-static void keep_all(const Place *p) {
+static void keep_all(const char *path) {
   Choices all;
-  choices_open(&all, p->path, first);
+  choices_open(&all, path, first);
   assert_int_equal(count_of(all.lines), 0);
   for (int i = 0; i < CALLS; i++) {
     const Asked a = asked(i);
@@ -79,10 +67,10 @@ static void keep_all(const Place *p) {
 }
 
 TEST(every_call_has_its_own_plan) {
-  Place p = place_new();
+  const char *const path = new_place();
   Choices all;
-  keep_all(&p);
-  choices_open(&all, p.path, first);
+  keep_all(path);
+  choices_open(&all, path, first);
   assert_int_equal(count_of(all.lines), CALLS);
   for (int i = 0; i < CALLS; i++) {
     const Asked a = asked(i);
@@ -93,32 +81,30 @@ TEST(every_call_has_its_own_plan) {
     assert_true(fabs(found.milliseconds - 1.0 / 3) < 1e-8);
   }
   choices_close(&all);
-  place_free(&p);
 }
 
 TEST(a_newer_choice_takes_the_place_of_the_older) {
-  Place p = place_new();
+  const char *const path = new_place();
   Choices all;
-  keep_all(&p);
-  choices_open(&all, p.path, first);
+  keep_all(path);
+  choices_open(&all, path, first);
   AttentionPlan newer = plain.plan, found;
   newer.number = 77;
   attention_plan_keep(&all, &plain.call, &newer);
   assert_true(attention_plan_find(&all, &plain.call, &found) && found.number == 77);
   choices_save(&all);
   choices_close(&all);
-  choices_open(&all, p.path, first);
+  choices_open(&all, path, first);
   assert_int_equal(count_of(all.lines), CALLS);
   assert_true(attention_plan_find(&all, &plain.call, &found) && found.number == 77);
   choices_close(&all);
-  place_free(&p);
 }
 
 TEST(processes_that_start_together_lose_nothing) {
-  Place p = place_new();
+  const char *const path = new_place();
   Choices one, two;
-  choices_open(&one, p.path, first);
-  choices_open(&two, p.path, first);
+  choices_open(&one, path, first);
+  choices_open(&two, path, first);
   choices_keep(&one, "1 2", "a");
   choices_keep(&one, "1 3", "b");
   choices_keep(&two, "1 2", "c");
@@ -127,11 +113,10 @@ TEST(processes_that_start_together_lose_nothing) {
   choices_save(&two);
   assert_string_equal(choices_find(&two, "1 3"), "b\n1 2 = c\n4 5 = d\n");
   choices_close(&one);
-  choices_open(&one, p.path, first);
+  choices_open(&one, path, first);
   assert_string_equal(one.lines, two.lines);
   choices_close(&one);
   choices_close(&two);
-  place_free(&p);
 }
 
 // As a GEMM's question is that of a batch without its end.
@@ -169,25 +154,22 @@ TEST(what_cannot_be_an_answer_is_not_kept) {
 }
 
 TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
-  Place p = place_new();
-  char *text;
+  const char *const path = new_place();
   size_t bytes;
-  keep_all(&p);
-  assert_int_equal(count_in(p.path, "coda attention other\n"), 0);
-  assert_int_equal(count_in(p.dir, first), 0); // a folder
-  if (file_read(p.path, 1 << 20, &text, &bytes, &err)) fail_msg("%s", err.text);
+  keep_all(path);
+  assert_int_equal(count_in(path, "coda attention other\n"), 0);
+  assert_int_equal(count_in(path_parent(path).text, first), 0); // a folder
+  char *text = file_text(path, &bytes);
   for (size_t i = 0; i < bytes; i++) {
     text[i] ^= 1;
-    if (file_write(p.path, text, bytes, &err)) fail_msg("%s", err.text);
-    if (count_in(p.path, first) != 0) fail_msg("byte %zu of %zu may be wrong", i, bytes);
+    must(file_write(path, text, bytes, &err), &err);
+    if (count_in(path, first) != 0) fail_msg("byte %zu of %zu may be wrong", i, bytes);
     text[i] ^= 1;
-    if (file_write(p.path, text, i, &err)) fail_msg("%s", err.text);
-    if (count_in(p.path, first) != 0) fail_msg("%zu of %zu bytes are enough", i, bytes);
+    must(file_write(path, text, i, &err), &err);
+    if (count_in(path, first) != 0) fail_msg("%zu of %zu bytes are enough", i, bytes);
   }
-  if (file_write(p.path, text, bytes, &err)) fail_msg("%s", err.text);
-  assert_int_equal(count_in(p.path, first), CALLS);
-  free(text);
-  place_free(&p);
+  must(file_write(path, text, bytes, &err), &err);
+  assert_int_equal(count_in(path, first), CALLS);
 }
 
 TEST(a_line_that_is_no_answer_is_not_trusted) {
@@ -224,12 +206,11 @@ static void expect_path(const char *cache, const char *home, const char *expecte
   if (!cache) assert_int_equal(unsetenv("XDG_CACHE_HOME"), 0);
   if (home) assert_int_equal(setenv("HOME", home, 1), 0);
   if (!home) assert_int_equal(unsetenv("HOME"), 0);
-  char *path = choices_path("attention", "NVIDIA H200/x", 13000, 91900);
+  char *path = held(choices_path("attention", "NVIDIA H200/x", 13000, 91900));
   if (expected)
     assert_string_equal(path, expected);
   else
     assert_null(path);
-  free(path);
 }
 
 TEST(the_file_lies_where_caches_do) {

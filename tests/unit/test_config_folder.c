@@ -2,36 +2,29 @@
 // and what our config.json carries over from another one.
 #include "base/json.h"
 #include "tests/support/config_test.h"
+#include "tests/support/data_test.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 #define HF_CONFIG "{\"model_type\": \"llama\", " SIZES ", \"rope_theta\": 7e5"
 
 static void put(const char *folder, const char *name, const char *text) {
-  Error err = {""};
-  must(file_write(path_text("%s/%s", folder, name).text, text, strlen(text), &err), &err);
+  put_file(path_text("%s/%s", folder, name).text, text);
 }
 
-// A folder with a config.json, in fresh memory; removed by drop.
+// A folder with a config.json.
 static char *folder_with(const char *config) {
   char *folder = temporary_folder();
   put(folder, "config.json", config);
   return folder;
 }
 
-static void drop(char *folder) {
-  Error err = {""};
-  must(directory_remove(folder, &err), &err);
-  free(folder);
-}
-
 static Config parse_folder(const char *folder, const char *extra) {
-  char *json = xasprintf("{\"model\": \"%s\", \"data\": {\"train\": \"t.bin\"}, "
+  char *json = held_text("{\"model\": \"%s\", \"data\": {\"train\": \"t.bin\"}, "
                          "\"train\": {\"steps\": 10, \"sequence_length\": 32%s}, "
                          "\"output\": {\"dir\": \"runs/x\"}}",
                          folder, extra);
   const Config config = parse(json);
-  free(json);
   return config;
 }
 
@@ -46,17 +39,15 @@ TEST(a_folder_gives_sizes_weights_and_tokenizer) {
   c = parse_folder(folder, "");
   assert_string_equal(c.data.tokenizer, folder);
   assert_string_equal(parse_folder(folder, ", \"init_from\": \"\"").train.init_from, "");
-  char *json = config_json(&c); // needs the folder no more
+  char *json = held(config_json(&c)); // needs the folder no more
   const Config again = parse(json);
   assert_memory_equal(&c, &again, sizeof c);
-  free(json);
-  drop(folder);
 }
 
 TEST(an_override_may_be_a_folder_or_a_file) {
   char *folder = folder_with(HF_CONFIG "}");
-  char *as_folder = xasprintf("model=%s", folder);
-  char *as_file = xasprintf("model=%s/config.json", folder);
+  char *as_folder = held_text("model=%s", folder);
+  char *as_file = held_text("model=%s/config.json", folder);
   char *own = "train.init_from=elsewhere";
   Config c = parse_with(MINIMAL, 1, &as_folder);
   assert_true(c.model.rope_theta == 7e5);
@@ -68,14 +59,11 @@ TEST(an_override_may_be_a_folder_or_a_file) {
   assert_string_equal(c.train.init_from, "");
   c = parse_with(MINIMAL, 2, (char *[]){as_folder, as_file});
   assert_string_equal(c.train.init_from, "");
-  free(as_folder);
-  free(as_file);
-  drop(folder);
 }
 
 TEST(a_folder_is_looked_for_beside_the_config_first) {
   Config c;
-  char *folder = temporary_folder(), *base = xasprintf("%s/base", folder);
+  char *folder = temporary_folder(), *base = held_text("%s/base", folder);
   must(directory_create(base, &err), &err);
   put(base, "config.json", HF_CONFIG "}");
   put(folder, "c.json", "{\"model\": \"base\", " REST "}");
@@ -84,12 +72,10 @@ TEST(a_folder_is_looked_for_beside_the_config_first) {
   put(folder, "c.json", "{\"model\": \"tests/fixtures/gqa_untied\", " REST "}");
   must(config_load(&c, path_text("%s/c.json", folder).text, 0, NULL, &err), &err);
   assert_string_equal(c.train.init_from, "tests/fixtures/gqa_untied");
-  free(base);
-  drop(folder);
 }
 
 TEST(a_folder_without_config_json_is_refused) {
-  char *folder = temporary_folder(), *json = xasprintf("{\"model\": \"%s\", " REST "}", folder);
+  char *folder = temporary_folder(), *json = held_text("{\"model\": \"%s\", " REST "}", folder);
   Config c;
   expect_error(config_parse(&c, "c.json", json, 0, NULL, &err), &err, "config.json");
   expect_words(&err, (const char *const[]){"c.json: model", folder, NULL});
@@ -97,8 +83,6 @@ TEST(a_folder_without_config_json_is_refused) {
   expect_error(model_config_check(&model, folder, &err), &err, "has no config.json");
   put(folder, "config.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
   expect_error(model_config_check(&model, folder, &err), &err, "git-lfs pointer");
-  free(json);
-  drop(folder);
 }
 
 // ---- train.init_from beside a model section
@@ -124,16 +108,13 @@ TEST(init_from_is_checked_field_by_field) {
   char *ours = folder_with(HF_CONFIG "}");
   const Config c = parse_folder(ours, "");
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    char *json = xasprintf(HF_CONFIG "%s}", cases[i].theirs), *folder = folder_with(json);
+    char *json = held_text(HF_CONFIG "%s}", cases[i].theirs), *folder = folder_with(json);
     const int status = model_config_check(&c.model, folder, &err);
     if ((status != 0) != (cases[i].words[0] != NULL)) fail_msg("%s: '%s'", json, err.text);
     expect_words(&err, cases[i].words);
-    free(json);
-    drop(folder);
   }
   put(ours, "config.json", "{\"model_type\": \"qwen2\", " SIZES "}");
   expect_error(model_config_check(&c.model, ours, &err), &err, "model_type is \"qwen2\"");
-  drop(ours);
 }
 
 // ---- What our config.json carries over
@@ -150,12 +131,10 @@ static cJSON *written(const ConfigExtras *extras) {
   const Config c = parse(MINIMAL);
   Error err = {""};
   ModelConfig again;
-  char *json = model_config_json(&c.model, extras);
+  char *json = held(model_config_json(&c.model, extras));
   must(model_config_parse(&again, "written", json, &err), &err);
   assert_memory_equal(&again, &c.model, sizeof again);
-  cJSON *tree = json_parse("written", json, strlen(json), &err);
-  if (!tree) fail_msg("%s", err.text); // also where a key appears twice
-  free(json);
+  cJSON *tree = hold_json(json_parse("written", json, strlen(json), &err), &err);
   return tree;
 }
 
@@ -183,12 +162,10 @@ TEST(fields_that_we_do_not_set_are_carried_over) {
     expect_field(tree, "dtype", "nothing");
     expect_field(tree, "rope_parameters", "nothing");
     expect_field(tree, "sliding_window", "nothing");
-    cJSON_Delete(tree);
   }
   const Config c = parse(MINIMAL);
-  char *json = model_config_json(&c.model, &x);
+  char *json = held(model_config_json(&c.model, &x));
   assert_non_null(strstr(json, "\"float\": 3.0")); // an integer would be another type
-  free(json);
 }
 
 TEST(carried_ids_that_are_not_there_come_from_the_tokenizer) {
@@ -198,7 +175,6 @@ TEST(carried_ids_that_are_not_there_come_from_the_tokenizer) {
   expect_field(tree, "eos_token_id", "5");
   expect_field(tree, "use_cache", "true");
   expect_field(tree, "torch_dtype", "\"float32\"");
-  cJSON_Delete(tree);
 }
 
 // A resumed run carries over what it has written itself.
@@ -207,12 +183,10 @@ TEST(what_we_wrote_is_carried_over_in_the_same_bytes) {
   const char *const from[] = {NULL, foreign, "{}"};
   for (int i = 0; i < 6; i++) {
     ConfigExtras x = {.bos = -1, .eos = 257, .carried = from[i / 2], .carry_ids = i % 2};
-    char *whole = model_config_json(&c.model, &x);
+    char *whole = held(model_config_json(&c.model, &x));
     x.carried = whole;
     x.carry_ids = true;
-    char *resumed = model_config_json(&c.model, &x);
+    char *resumed = held(model_config_json(&c.model, &x));
     assert_string_equal(resumed, whole);
-    free(resumed);
-    free(whole);
   }
 }

@@ -26,7 +26,7 @@ TEST(portions_of_any_size_give_the_checksum) {
   const size_t sizes[] = {0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST};
   const size_t portions[] = {1021, 65536, PIECE - 1, PIECE, PIECE + 1, MOST};
   (void)state;
-  unsigned char *data = xmalloc(MOST + 8);
+  unsigned char *data = held(xmalloc(MOST + 8));
   for (size_t i = 0; i < MOST; i += 8) memcpy(data + i, &(uint64_t){rng_u64(1, i)}, 8);
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
     for (size_t p = 0; p < sizeof portions / sizeof *portions; p++) {
@@ -39,7 +39,6 @@ TEST(portions_of_any_size_give_the_checksum) {
       if (checksum_end(&c) != as_described(data, sizes[s]))
         fail_msg("%zu bytes in portions of %zu", sizes[s], portions[p]);
     }
-  free(data);
 }
 
 // ---- Two files: one of two pieces and a half whose floats lie across the borders of pieces, and
@@ -63,18 +62,17 @@ static size_t write_file(Saved *s, const char *name, bool half, int64_t floats) 
       {.name = (char[]){"floats"}, .dtype = SAFE_F32, .rank = 1, .shape = {floats}}};
   const PathText path = path_text("%s/%s", s->folder, name);
   must(safetensors_create(&w, path.text, STEP, 2, tensors, &err), &err);
-  float *values = xmalloc((size_t)floats * sizeof *values);
+  float *values = held(xmalloc((size_t)floats * sizeof *values));
   for (int64_t i = 0; i < floats; i++) values[i] = (float)rng_u64(2, (uint64_t)i);
   must(safetensors_append_f32(&w, SAFE_BF16, values, half, &err), &err);
   must(safetensors_append_f32(&w, SAFE_F32, values, floats, &err), &err);
   must(safetensors_finish(&w, &err), &err);
   sums_add(&s->sums, name, w.header + w.expected, w.checksum);
-  free(values);
   return (size_t)w.header + 2 * half;
 }
 
 static int save(void **state) {
-  Saved *s = xcalloc(1, sizeof *s);
+  Saved *s = held(xcalloc(1, sizeof *s));
   Error err = {""};
   *s = (Saved){.folder = temporary_folder(), .sums.step = STEP};
   const char *const names[FILES] = {"across", "whole"};
@@ -94,15 +92,11 @@ static int save(void **state) {
 
 static int forget(void **state) {
   Saved *s = *state;
-  Error err = {""};
   for (int i = 0; i < FILES; i++) {
     safetensors_close(&s->files[i]);
     close(s->fds[i]);
   }
   sums_free(&s->sums);
-  must(directory_remove(s->folder, &err), &err);
-  free(s->folder);
-  free(s);
   return 0;
 }
 
@@ -187,9 +181,8 @@ static void collect(void *values, const unsigned char *from, ContentPart part) {
 
 static int load_floats(const Saved *s, int file, float *values, Error *err) {
   const SafeTensor *t = safetensors_find(&s->files[file], "floats");
-  unsigned char *rooms = xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM);
+  unsigned char *rooms = held(xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM));
   const int status = content_visit(&s->files[file], t, rooms, collect, values, err);
-  free(rooms);
   return status;
 }
 
@@ -197,7 +190,7 @@ TEST(what_is_loaded_is_what_was_checked) {
   Saved *s = *state;
   omp_set_num_threads(3);
   must(content_check(s->files, FILES, &s->sums, &err), &err);
-  float *values = xmalloc(3 * PIECE);
+  float *values = held(xmalloc(3 * PIECE));
   for (int file = 0; file < FILES; file++) {
     const SafeTensor *t = safetensors_find(&s->files[file], "floats");
     const size_t first = (size_t)(s->files[file].start + t->begin),
@@ -219,14 +212,13 @@ TEST(what_is_loaded_is_what_was_checked) {
     }
     must(load_floats(s, file, values, &err), &err);
   }
-  free(values);
 }
 
 // The last: what is cut stays cut.
 TEST(a_file_that_was_cut_is_found) {
   Saved *s = *state;
   SafeFile cut;
-  float *values = xmalloc(3 * PIECE);
+  float *values = held(xmalloc(3 * PIECE));
   for (int file = 0; file < FILES; file++) {
     const size_t bytes = s->files[file].bytes;
     const size_t left[] = {bytes - 1, bytes - 4, (bytes - 1) / PIECE * PIECE, PIECE, PIECE - 1};
@@ -236,7 +228,6 @@ TEST(a_file_that_was_cut_is_found) {
       expect_error(load_floats(s, file, values, &err), &err, "became shorter");
     }
   }
-  free(values);
 }
 
 TEST_GROUP(save, forget);

@@ -23,7 +23,7 @@ static PathText write_three(const char *folder, const char *name) {
   documents_add(&w, 3, NULL, true);
   documents_add(&w, 9, mask, true);
   documents_add(&w, 6, NULL, false);
-  if (documents_write(&w, path.text, &token_sums, 19, &err) != 0) fail_msg("%s", err.text);
+  must(documents_write(&w, path.text, &token_sums, 19, &err), &err);
   documents_writer_free(&w);
   return path;
 }
@@ -31,22 +31,22 @@ static PathText write_three(const char *folder, const char *name) {
 TEST(ends_and_mask_are_read_back) {
   const PathText path = write_three(*state, "three");
   Documents d;
-  if (documents_open(&d, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  must(documents_open(&d, path.text, TOKENS, TOKENS_SUM, &err), &err);
   assert_int_equal(d.size, FILE_BYTES);
   assert_int_equal(d.count, 3);
   assert_int_equal(d.largest, 19);
   assert_true(d.token_sums[0] == block_of_tokens);
   uint32_t ends[3];
-  assert_int_equal(documents_ends(&d, 0, 3, ends, &err), 0);
+  must(documents_ends(&d, 0, 3, ends, &err), &err);
   assert_int_equal(ends[0], 5);
   assert_int_equal(ends[1], 14);
   assert_int_equal(ends[2], 20);
-  assert_int_equal(documents_ends(&d, 1, 1, ends, &err), 0);
+  must(documents_ends(&d, 1, 1, ends, &err), &err);
   assert_int_equal(ends[0], 14);
   for (int first = 0; first <= TOKENS; first++)
     for (int count = 0; count <= TOKENS - first; count++) {
       bool mask[TOKENS];
-      assert_int_equal(documents_mask(&d, first, count, mask, &err), 0);
+      must(documents_mask(&d, first, count, mask, &err), &err);
       for (int i = 0; i < count; i++) assert_int_equal(mask[i], first + i < 8 || first + i > 10);
     }
   documents_close(&d);
@@ -54,7 +54,7 @@ TEST(ends_and_mask_are_read_back) {
 
 TEST(without_a_file_the_ends_are_not_known) {
   Documents d;
-  assert_int_equal(documents_open(&d, "/tmp/there/is/none.bin", 5, 0, &err), 0);
+  must(documents_open(&d, "/tmp/there/is/none.bin", 5, 0, &err), &err);
   assert_null(d.path);
   assert_int_equal(d.count, 0);
   documents_close(&d);
@@ -64,21 +64,21 @@ TEST(without_a_file_the_ends_are_not_known) {
 TEST(a_long_mask_is_read_back) {
   enum { COUNT = 100003 };
   const PathText path = path_text("%s/long.bin", (char *)*state);
-  uint8_t *mask = xmalloc(COUNT);
-  bool *found = xmalloc(COUNT);
+  uint8_t *mask = held(xmalloc(COUNT));
+  bool *found = held(xmalloc(COUNT));
   for (int i = 0; i < COUNT; i++) mask[i] = (i * 7919 >> 5) & 1;
   DocumentsWriter w = {0};
   for (int i = 0; i < COUNT; i += 1009)
     documents_add(&w, COUNT - i < 1009 ? COUNT - i : 1009, mask + i, true);
   uint64_t blocks[(COUNT + BLOCK_TOKENS - 1) / BLOCK_TOKENS] = {0};
   const BlockSums sums = {.sums = blocks, .count = token_blocks(COUNT)};
-  assert_int_equal(documents_write(&w, path.text, &sums, 0, &err), 0);
+  must(documents_write(&w, path.text, &sums, 0, &err), &err);
   documents_writer_free(&w);
   Documents d;
-  if (documents_open(&d, path.text, COUNT, 0, &err) != 0) fail_msg("%s", err.text);
+  must(documents_open(&d, path.text, COUNT, 0, &err), &err);
   assert_int_equal(d.count, 100);
   for (int first = 0; first < 20; first++) {
-    assert_int_equal(documents_mask(&d, first, COUNT - first, found, &err), 0);
+    must(documents_mask(&d, first, COUNT - first, found, &err), &err);
     for (int i = first; i < COUNT; i++)
       if (found[i - first] != mask[i]) fail_msg("token %d", i);
   }
@@ -86,17 +86,15 @@ TEST(a_long_mask_is_read_back) {
   uint32_t ends[100];
   const int fd = open(path_text("%s/long.docs", (char *)*state).text, O_WRONLY);
   assert_int_equal(pwrite(fd, "\xff\xff", 2, d.size - sizeof blocks - 5), 2);
-  assert_int_equal(documents_mask(&d, 0, 1000, found, &err), 0);
-  assert_int_equal(documents_mask(&d, COUNT - 9, 9, found, &err), -1);
-  assert_says(&err, "long.docs' was changed while it was in use, or is damaged");
-  assert_int_equal(documents_ends(&d, 0, 100, ends, &err), 0);
+  must(documents_mask(&d, 0, 1000, found, &err), &err);
+  expect_error(documents_mask(&d, COUNT - 9, 9, found, &err), &err,
+               "long.docs' was changed while it was in use, or is damaged");
+  must(documents_ends(&d, 0, 100, ends, &err), &err);
   assert_int_equal(pwrite(fd, "\xff\xff", 2, DOCUMENTS_HEADER_BYTES + 60), 2);
-  assert_int_equal(documents_ends(&d, 50, 1, ends, &err), -1);
-  assert_says(&err, "long.docs' was changed while it was in use, or is damaged");
+  expect_error(documents_ends(&d, 50, 1, ends, &err), &err,
+               "long.docs' was changed while it was in use, or is damaged");
   close(fd);
   documents_close(&d);
-  free(found);
-  free(mask);
 }
 
 // ---- Faults
@@ -107,14 +105,10 @@ typedef struct Bytes {
 
 static Bytes good_bytes(const char *folder) {
   Bytes b = {{0}};
-  char *data;
   size_t bytes;
-  Error err;
   write_three(folder, "good");
-  if (file_read(path_text("%s/good.docs", folder).text, FILE_BYTES, &data, &bytes, &err) != 0)
-    fail_msg("%s", err.text);
+  const char *data = file_text(path_text("%s/good.docs", folder).text, &bytes);
   memcpy(b.at, data, bytes);
-  free(data);
   return b;
 }
 
@@ -178,9 +172,9 @@ TEST(each_fault_has_its_sentence) {
 TEST(version_1_is_read_and_has_the_same_content) {
   const PathText path = write_three(*state, "older");
   Documents two, one;
-  if (documents_open(&two, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  must(documents_open(&two, path.text, TOKENS, TOKENS_SUM, &err), &err);
   make_version_1(path_text("%s/older.docs", (char *)*state).text);
-  if (documents_open(&one, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  must(documents_open(&one, path.text, TOKENS, TOKENS_SUM, &err), &err);
   assert_int_equal(one.count, 3);
   assert_null(one.token_sums);
   assert_true(one.content == two.content && one.content == one.checksum);
@@ -208,8 +202,8 @@ TEST(a_full_disk_is_an_error) {
   documents_add(&w, 3, NULL, true);
   const PathText path = path_text("%s/full", (char *)*state);
   assert_int_equal(symlink("/dev/full", path_text("%s.docs", path.text).text), 0);
-  assert_int_equal(documents_write(&w, path.text, &token_sums, 0, &err), -1);
-  assert_says(&err, "No space left on device");
+  expect_error(documents_write(&w, path.text, &token_sums, 0, &err), &err,
+               "No space left on device");
   documents_writer_free(&w);
 }
 
@@ -221,11 +215,11 @@ TEST(the_files_of_two_datasets_are_refused) {
     TokenWriter t;
     DocumentsWriter w = {0};
     const PathText path = path_text("%s/set-%d.bin", (char *)*state, i);
-    assert_int_equal(token_writer_open(&t, path.text, 258, 5, &err), 0);
-    assert_int_equal(token_writer_append(&t, tokens + i, 3, &err), 0);
-    assert_int_equal(token_writer_finish(&t, &err), 0);
+    must(token_writer_open(&t, path.text, 258, 5, &err), &err);
+    must(token_writer_append(&t, tokens + i, 3, &err), &err);
+    must(token_writer_finish(&t, &err), &err);
     documents_add(&w, 3, NULL, true);
-    assert_int_equal(documents_write(&w, path.text, &t.sums, t.largest, &err), 0);
+    must(documents_write(&w, path.text, &t.sums, t.largest, &err), &err);
     token_writer_close(&t);
     documents_writer_free(&w);
   }
@@ -233,12 +227,12 @@ TEST(the_files_of_two_datasets_are_refused) {
   const PathText path = path_text("%s/set-0.bin", (char *)*state),
                  mine = path_text("%s/set-0.docs", (char *)*state),
                  other = path_text("%s/set-1.docs", (char *)*state);
-  if (tokens_open(&file, path.text, &err) != 0) fail_msg("%s", err.text);
+  must(tokens_open(&file, path.text, &err), &err);
   assert_int_equal(file.documents.count, 1);
   tokens_close(&file);
-  assert_int_equal(path_rename(other.text, mine.text, &err), 0);
-  assert_int_equal(tokens_open(&file, path.text, &err), -1);
-  assert_says(&err, "set-0.docs' belongs to other tokens than those in the file beside it");
+  must(path_rename(other.text, mine.text, &err), &err);
+  expect_error(tokens_open(&file, path.text, &err), &err,
+               "set-0.docs' belongs to other tokens than those in the file beside it");
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

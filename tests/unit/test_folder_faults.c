@@ -155,7 +155,7 @@ static bool strike(const Scenario *s, const char *path, Fault fault, int at) {
   return reached;
 }
 
-TEST_WITH(a_fault_leaves_the_old_or_the_new_folder, make_folder, remove_folder) {
+TEST_WITH(a_fault_leaves_the_old_or_the_new_folder, make_folder, NULL) {
   static const Scenario scenarios[] = {
       {"alone, new", true, false, false},
       {"alone, replaced", true, true, false},
@@ -176,7 +176,7 @@ TEST_WITH(a_fault_leaves_the_old_or_the_new_folder, make_folder, remove_folder) 
   }
 }
 
-TEST_WITH(all_is_on_disk_before_it_gets_its_name, make_folder, remove_folder) {
+TEST_WITH(all_is_on_disk_before_it_gets_its_name, make_folder, NULL) {
   const PathText path = path_text("%s/set", *(char **)state);
   for (int alone = 0; alone < 2; alone++) {
     injected = (struct Injected){.log = true};
@@ -209,7 +209,7 @@ static void put(const char *path, const char *holds) {
     make(path_text("%.*s.target", (int)(strlen(path) - 4), path).text, 7);
     assert_int_equal(symlink("set.target", path), 0);
   } else if (strcmp(holds, "file") == 0) {
-    must(file_write(path, "x", 1, &err), &err);
+    put_file(path, "x");
   } else {
     must(directory_create(path, &err), &err);
     for (; *holds; holds++) {
@@ -218,12 +218,12 @@ static void put(const char *path, const char *holds) {
       if (*holds == 'b')
         must(directory_create(name.text, &err), &err); // ours by its name, but no file
       else
-        must(file_write(name.text, "", 0, &err), &err);
+        put_file(name.text, "");
     }
   }
 }
 
-TEST_WITH(leftovers_go_and_what_is_somebody_elses_stays, make_folder, remove_folder) {
+TEST_WITH(leftovers_go_and_what_is_somebody_elses_stays, make_folder, NULL) {
   static const There there[] = {
       {true, ".tmp", "", false, NULL, false},
       {true, ".tmp", "ac", false, NULL,
@@ -266,7 +266,7 @@ TEST_WITH(leftovers_go_and_what_is_somebody_elses_stays, make_folder, remove_fol
 }
 
 // Without an exchange the old folder needs the name PATH.old.
-TEST_WITH(somebodys_old_folder_is_not_replaced, make_folder, remove_folder) {
+TEST_WITH(somebodys_old_folder_is_not_replaced, make_folder, NULL) {
   const PathText path = path_text("%s/set", *(char **)state);
   make(path.text, BEFORE);
   put(beside(path.text, ".old").text, "x");
@@ -280,7 +280,7 @@ TEST_WITH(somebodys_old_folder_is_not_replaced, make_folder, remove_folder) {
 }
 
 // Whoever is alone replaces the link itself; else the folder that it points to is meant.
-TEST_WITH(a_link_in_the_place_of_the_folder, make_folder, remove_folder) {
+TEST_WITH(a_link_in_the_place_of_the_folder, make_folder, NULL) {
   const PathText path = path_text("%s/set", *(char **)state), target = beside(path.text, ".target");
   make(target.text, BEFORE);
   assert_int_equal(symlink("set.target", path.text), 0);
@@ -306,8 +306,7 @@ static void change(const char *path, int how) {
   if (how == 0) must(file_write(path_text("%s/x", path).text, "", 0, &err), &err);
 }
 
-TEST_WITH(a_folder_that_changes_meanwhile_stays_and_so_does_the_new_one, make_folder,
-          remove_folder) {
+TEST_WITH(a_folder_that_changes_meanwhile_stays_and_so_does_the_new_one, make_folder, NULL) {
   static const char *const words[] = {"was changed while", "(see 'a')", "(see 'a')"};
   const PathText path = path_text("%s/set", *(char **)state);
   for (int how = 0; how < 3; how++) {
@@ -337,7 +336,7 @@ static void put_letter(void) {
   must(file_write(path_text("%s/x", struck_folder).text, "", 0, &err), &err);
 }
 
-TEST_WITH(a_file_that_comes_at_the_last_moment_stays, make_folder, remove_folder) {
+TEST_WITH(a_file_that_comes_at_the_last_moment_stays, make_folder, NULL) {
   const PathText path = path_text("%s/set", *(char **)state);
   make(path.text, BEFORE);
   struck_folder = path.text;
@@ -350,7 +349,7 @@ TEST_WITH(a_file_that_comes_at_the_last_moment_stays, make_folder, remove_folder
   remove_all(path.text);
 }
 
-TEST_WITH(a_second_writer_is_refused_until_the_first_is_gone, make_folder, remove_folder) {
+TEST_WITH(a_second_writer_is_refused_until_the_first_is_gone, make_folder, NULL) {
   const PathText path = path_text("%s/above/set", *(char **)state);
   Folder f;
   must(folder_look(&f, path.text, is_letter, &err), &err);
@@ -364,7 +363,7 @@ TEST_WITH(a_second_writer_is_refused_until_the_first_is_gone, make_folder, remov
   assert_int_equal(version_in(path.text), AFTER);
 }
 
-TEST_WITH(the_permissions_stay, make_folder, remove_folder) {
+TEST_WITH(the_permissions_stay, make_folder, NULL) {
   const PathText path = path_text("%s/set", *(char **)state);
   struct stat st;
   assert_int_equal(mkdir(path.text, 0700), 0);
@@ -376,7 +375,7 @@ TEST_WITH(the_permissions_stay, make_folder, remove_folder) {
 }
 
 // A run's folder that was removed is not made again.
-TEST_WITH(whoever_is_alone_makes_no_folder_above, make_folder, remove_folder) {
+TEST_WITH(whoever_is_alone_makes_no_folder_above, make_folder, NULL) {
   const PathText path = path_text("%s/gone/set", *(char **)state);
   expect_error(write_version(true, path.text, DURING, &err), &err, "No such file or directory");
   assert_false(has(*(char **)state, "/gone"));
@@ -384,7 +383,7 @@ TEST_WITH(whoever_is_alone_makes_no_folder_above, make_folder, remove_folder) {
 
 // ---- Removing
 
-TEST_WITH(only_what_the_caller_wrote_is_removed, make_folder, remove_folder) {
+TEST_WITH(only_what_the_caller_wrote_is_removed, make_folder, NULL) {
   static const struct {
     const char *holds, *words; // NULL: it goes
   } cases[] = {{"", NULL},
@@ -404,7 +403,7 @@ TEST_WITH(only_what_the_caller_wrote_is_removed, make_folder, remove_folder) {
     assert_false(has(last.text, ""));
     remove_all(path_text("%s/set", *(char **)state).text);
   }
-  assert_int_equal(folder_remove(folder.text, NULL, is_letter, &err), 0); // none is there
+  must(folder_remove(folder.text, NULL, is_letter, &err), &err); // none is there
   put(folder.text, "ac");
   put(last.text, "x");
   assert_int_equal(folder_remove(folder.text, last.text, is_letter, &err), -1);

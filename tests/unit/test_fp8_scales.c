@@ -83,29 +83,26 @@ static int checked_step(SmallModel *s, uint64_t step, int *first) {
   assert_true(result.applied);
   assert_int_equal(result.saturated, beyond);
   assert_int_equal(result.saturated_first, *first);
-  free(before);
-  free(after);
   return beyond;
 }
 
 TEST(scales_follow_the_history) {
-  SmallModel s = small_open(FP8);
+  SmallModel *s = small_open(FP8);
   int first, beyond = 0;
-  small_train(&s, 0, 1);
-  for (uint64_t step = 1; step < 20; step++) beyond += checked_step(&s, step, &first);
-  printf("# %d times one of %d tensors beyond its scale in 19 steps\n", beyond, s.scalings);
-  small_close(&s);
+  small_train(s, 0, 1);
+  for (uint64_t step = 1; step < 20; step++) beyond += checked_step(s, step, &first);
+  printf("# %d times one of %d tensors beyond its scale in 19 steps\n", beyond, s->scalings);
 }
 
 // From the first update on the copies have the weights' values, and none is beyond its scale.
 TEST(weights_that_begin_as_zeros_have_a_scale) {
-  SmallModel s = small_open((SmallShape){.fp8 = true, .zero_init = true});
-  const ModelConfig *c = &s.llama.config;
+  SmallModel *s = small_open((SmallShape){.fp8 = true, .zero_init = true});
+  const ModelConfig *c = &s->llama.config;
   for (uint64_t step = 0; step < 8; step++) {
-    small_train(&s, step, step + 1);
-    ScalingState *scales = small_scalings(&s);
+    small_train(s, step, step + 1);
+    ScalingState *scales = small_scalings(s);
     for (int layer = 0; layer < c->num_hidden_layers; layer++) {
-      const ParamTensor *const begun[] = {s.llama.layers[layer].out, s.llama.layers[layer].down};
+      const ParamTensor *const begun[] = {s->llama.layers[layer].out, s->llama.layers[layer].down};
       for (int i = 0; i < 2; i++) {
         const ParamTensor *t = begun[i];
         const float *W = (const float *)t->master, *copy = (const float *)t->compute.by_row,
@@ -122,21 +119,19 @@ TEST(weights_that_begin_as_zeros_have_a_scale) {
                    (double)scale, (double)largest_weight(t), error);
       }
     }
-    free(scales);
   }
-  small_close(&s);
 }
 
 // The copies of a weight are those of its values after the update, with the scale of the update.
 TEST(an_update_writes_the_copies) {
-  SmallModel s = small_open(FP8);
-  small_train(&s, 0, 3);
-  ScalingState *scales = small_scalings(&s);
-  const ParamTensor *const matrices[] = {s.llama.layers[0].qkv, s.llama.lm_head};
+  SmallModel *s = small_open(FP8);
+  small_train(s, 0, 3);
+  ScalingState *scales = small_scalings(s);
+  const ParamTensor *const matrices[] = {s->llama.layers[0].qkv, s->llama.lm_head};
   for (int i = 0; i < 2; i++) {
     const ParamTensor *t = matrices[i];
     const Operand W = t->folded;
-    const float *wn = (const float *)s.llama.tensors[t->norm].master;
+    const float *wn = (const float *)s->llama.tensors[t->norm].master;
     for (int64_t n = 0; n < t->rows; n++)
       for (int64_t k = 0; k < t->cols; k++) {
         const float value = ((const float *)t->master)[n * t->cols + k] * wn[k];
@@ -145,26 +140,22 @@ TEST(an_update_writes_the_copies) {
         assert_true(((const float *)W.by_col)[k * W.stride + n] == copy);
       }
   }
-  free(scales);
-  small_close(&s);
 }
 
 TEST(a_validation_leaves_the_scales_alone) {
-  SmallModel a = small_open(FP8), b = small_open(FP8);
-  small_train(&a, 0, 3);
-  small_train(&b, 0, 3);
-  const double loss = small_validation_loss(&b, 2);
+  SmallModel *a = small_open(FP8), *b = small_open(FP8);
+  small_train(a, 0, 3);
+  small_train(b, 0, 3);
+  const double loss = small_validation_loss(b, 2);
   assert_true(loss > 4 && loss < 7);
-  small_train(&a, 3, 5);
-  small_train(&b, 3, 5);
-  assert_true(small_equal(&a, &b));
+  small_train(a, 3, 5);
+  small_train(b, 3, 5);
+  assert_true(small_equal(a, b));
   // Had it not been told, the largest values of both batches would count.
-  small_gradients(&b, 99, 1);
-  small_train(&a, 5, 6);
-  small_train(&b, 5, 6);
-  assert_false(small_equal(&a, &b));
-  small_close(&a);
-  small_close(&b);
+  small_gradients(b, 99, 1);
+  small_train(a, 5, 6);
+  small_train(b, 5, 6);
+  assert_false(small_equal(a, b));
 }
 
 // All gradients as bits.
@@ -172,7 +163,7 @@ static float *gradients_of(const SmallModel *s, size_t *bytes) {
   int64_t count = 0;
   for (int i = 0; i < s->llama.param_count; i++)
     count += s->llama.tensors[i].rows * s->llama.tensors[i].cols;
-  float *all = xcalloc((size_t)count, sizeof *all), *at = all;
+  float *all = held(xcalloc((size_t)count, sizeof *all)), *at = all;
   for (int i = 0; i < s->llama.param_count; i++) {
     const ParamTensor *t = &s->llama.tensors[i];
     const grad_t *from = t->norm >= 0 ? t->grad_folded : t->grad;
@@ -185,23 +176,18 @@ static float *gradients_of(const SmallModel *s, size_t *bytes) {
 }
 
 TEST(calibrating_finds_the_scales_on_the_way) {
-  SmallModel s = small_open(FP8);
+  SmallModel *s = small_open(FP8);
   size_t bytes;
-  small_gradients(&s, 0, 1);
-  ScalingState *found = small_scalings(&s);
-  float *first = gradients_of(&s, &bytes);
-  s.be->calibrating = false;
-  small_gradients(&s, 0, 1);
-  ScalingState *still = small_scalings(&s);
-  float *second = gradients_of(&s, &bytes);
-  assert_memory_equal(found, still, (size_t)s.scalings * sizeof *found);
+  small_gradients(s, 0, 1);
+  ScalingState *found = small_scalings(s);
+  float *first = gradients_of(s, &bytes);
+  s->be->calibrating = false;
+  small_gradients(s, 0, 1);
+  ScalingState *still = small_scalings(s);
+  float *second = gradients_of(s, &bytes);
+  assert_memory_equal(found, still, (size_t)s->scalings * sizeof *found);
   assert_memory_equal(first, second, bytes);
-  assert_int_equal(small_update(&s).saturated, 0);
-  free(found);
-  free(first);
-  free(still);
-  free(second);
-  small_close(&s);
+  assert_int_equal(small_update(s).saturated, 0);
 }
 
 static void set_scale(SmallModel *s, int index, float factor) {
@@ -209,80 +195,68 @@ static void set_scale(SmallModel *s, int index, float factor) {
   states[index].scale *= factor;
   s->be->services.scalings_write(s->be, states);
   s->be->services.refresh(s->be, s->llama.tensors, s->llama.param_count);
-  free(states);
 }
 
 TEST(what_is_beyond_a_scale_is_counted) {
-  SmallModel s = small_open(FP8), twin = small_open(FP8);
-  small_train(&s, 0, 20);
-  const int tensors[] = {down_scaling(&s), scaling_index(&s.llama.config, 1, TENSOR_y),
-                         scaling_index(&s.llama.config, 0, TENSOR_dz)};
+  SmallModel *s = small_open(FP8), *twin = small_open(FP8);
+  small_train(s, 0, 20);
+  const int tensors[] = {down_scaling(s), scaling_index(&s->llama.config, 1, TENSOR_y),
+                         scaling_index(&s->llama.config, 0, TENSOR_dz)};
   for (uint64_t i = 0; i < 3; i++) {
-    small_copy(&s, &twin);
-    set_scale(&s, tensors[i], 256);
+    small_copy(s, twin);
+    set_scale(s, tensors[i], 256);
     int first;
-    const int beyond = checked_step(&s, 20 + 2 * i, &first);
-    printf("# %s: %d beyond, first %s\n", scaling_name(&s.llama.config, tensors[i]).text, beyond,
-           scaling_name(&s.llama.config, first).text);
+    const int beyond = checked_step(s, 20 + 2 * i, &first);
+    printf("# %s: %d beyond, first %s\n", scaling_name(&s->llama.config, tensors[i]).text, beyond,
+           scaling_name(&s->llama.config, first).text);
     // Beside it there may be a tensor that has grown out of its own.
     assert_true(first == tensors[i] || (beyond > 1 && first < tensors[i]));
     // Its scale has followed: it is what it would have been.
-    small_train(&twin, 20 + 2 * i, 21 + 2 * i);
-    ScalingState *after = small_scalings(&s), *want = small_scalings(&twin);
+    small_train(twin, 20 + 2 * i, 21 + 2 * i);
+    ScalingState *after = small_scalings(s), *want = small_scalings(twin);
     assert_memory_equal(&after[tensors[i]], &want[tensors[i]], sizeof *after);
-    free(after);
-    free(want);
-    assert_true(checked_step(&s, 21 + 2 * i, &first) < 3);
+    assert_true(checked_step(s, 21 + 2 * i, &first) < 3);
   }
-  small_close(&s);
-  small_close(&twin);
 }
 
 TEST(a_skipped_update_leaves_the_scales_alone) {
-  SmallModel s = small_open(FP8), twin = small_open(FP8);
-  small_train(&s, 0, 3);
-  small_train(&twin, 0, 3);
-  small_gradients(&s, 3, (double)NAN);
-  const StepResult skipped = small_update(&s);
+  SmallModel *s = small_open(FP8), *twin = small_open(FP8);
+  small_train(s, 0, 3);
+  small_train(twin, 0, 3);
+  small_gradients(s, 3, (double)NAN);
+  const StepResult skipped = small_update(s);
   assert_true(!skipped.applied && skipped.saturated > 0);
-  assert_true(small_equal(&s, &twin));
-  small_train(&s, 4, 6);
-  small_train(&twin, 4, 6);
-  assert_true(small_equal(&s, &twin));
-  small_close(&s);
-  small_close(&twin);
+  assert_true(small_equal(s, twin));
+  small_train(s, 4, 6);
+  small_train(twin, 4, 6);
+  assert_true(small_equal(s, twin));
 }
 
 // It says that the scale is too large, not by how much.
 TEST(a_largest_value_that_is_not_finite_lowers_the_scale) {
-  SmallModel s = small_open(FP8);
-  small_train(&s, 0, 3);
-  const int y = scaling_index(&s.llama.config, 1, TENSOR_y);
+  SmallModel *s = small_open(FP8);
+  small_train(s, 0, 3);
+  const int y = scaling_index(&s->llama.config, 1, TENSOR_y);
   const float values[] = {INFINITY, NAN};
   for (uint64_t i = 0; i < 2; i++) {
-    ScalingState *before = small_scalings(&s);
-    small_gradients(&s, 3 + i, 1);
-    cpu_of(s.be)->scalings[y].largest = values[i];
-    const StepResult result = small_update(&s);
-    ScalingState *after = small_scalings(&s);
+    ScalingState *before = small_scalings(s);
+    small_gradients(s, 3 + i, 1);
+    cpu_of(s->be)->scalings[y].largest = values[i];
+    const StepResult result = small_update(s);
+    ScalingState *after = small_scalings(s);
     assert_true(result.applied && result.saturated > 0);
     assert_true(after[y].history[0] == 16 * 448 / before[y].scale);
     assert_true(after[y].scale == before[y].scale / 16);
-    free(before);
-    free(after);
   }
-  small_close(&s);
 }
 
 // As a checkpoint keeps them.
 TEST(state_that_is_written_goes_on_as_it_was) {
-  SmallModel s = small_open(FP8), resumed = small_open(FP8);
-  small_train(&s, 0, 3);
-  small_copy(&s, &resumed);
-  assert_true(small_equal(&s, &resumed));
-  small_train(&s, 3, 6);
-  small_train(&resumed, 3, 6);
-  assert_true(small_equal(&s, &resumed));
-  small_close(&s);
-  small_close(&resumed);
+  SmallModel *s = small_open(FP8), *resumed = small_open(FP8);
+  small_train(s, 0, 3);
+  small_copy(s, resumed);
+  assert_true(small_equal(s, resumed));
+  small_train(s, 3, 6);
+  small_train(resumed, 3, 6);
+  assert_true(small_equal(s, resumed));
 }

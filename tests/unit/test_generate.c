@@ -46,13 +46,11 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
 }
 
 TEST(cached_generation_agrees_with_the_training_forward) {
-  TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.4");
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
   int checked = 0;
   for (uint64_t seed = 0; seed < 20; seed++) {
-    llama_init_weights(&run.llama, seed);
-    Generator *g = generator_create(&run.llama, 8, &err);
-    assert_non_null(g);
+    llama_init_weights(&run->llama, seed);
+    Generator *g = tiny_generator(run);
     int32_t ids[8];
     for (int i = 0; i < 8; i++) ids[i] = (int32_t)(rng_u64(seed, (uint64_t)i) % 11);
     for (int64_t prompt = 1; prompt <= 7; prompt++) {
@@ -64,17 +62,15 @@ TEST(cached_generation_agrees_with_the_training_forward) {
       float lead;
       int32_t longer[8];
       memcpy(longer, ids, sizeof longer);
-      const int32_t first = next_by_training_forward(&run, ids, prompt, &lead);
+      const int32_t first = next_by_training_forward(run, ids, prompt, &lead);
       if (lead > 1e-4f) assert_int_equal(w.ids[0], first), checked++;
       longer[prompt] = w.ids[0];
-      const int32_t second = next_by_training_forward(&run, longer, prompt + 1, &lead);
+      const int32_t second = next_by_training_forward(run, longer, prompt + 1, &lead);
       if (lead > 1e-4f) assert_int_equal(w.ids[1], second), checked++;
     }
-    generator_destroy(g);
   }
   printf("# %d of 280 tokens compared (the rest had no clear winner)\n", checked);
   assert_true(checked > 250);
-  tiny_run_close(&run);
 }
 
 // The likeliest token after every beginning of every fixture's text, by transformers.
@@ -114,10 +110,9 @@ TEST(greedy_tokens_are_those_of_transformers) {
 }
 
 TEST(a_full_context_moves_on_from_its_newer_half) {
-  TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.4");
-  llama_init_weights(&run.llama, 2);
-  Generator *g = generator_create(&run.llama, 8, &err);
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
+  llama_init_weights(&run->llama, 2);
+  Generator *g = tiny_generator(run);
   const int32_t prompt[] = {3};
   SampleOptions many = greedy;
   many.max_tokens = 40;
@@ -128,18 +123,15 @@ TEST(a_full_context_moves_on_from_its_newer_half) {
   int32_t window[5];
   memcpy(window, w.ids + 3, sizeof window);
   float lead;
-  const int32_t expected = next_by_training_forward(&run, window, 5, &lead);
+  const int32_t expected = next_by_training_forward(run, window, 5, &lead);
   assert_true(lead > 1e-4f);
   assert_int_equal(w.ids[8], expected);
-  generator_destroy(g);
-  tiny_run_close(&run);
 }
 
 TEST(the_same_seed_writes_the_same_text_and_can_be_stopped) {
-  TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.4");
-  llama_init_weights(&run.llama, 2);
-  Generator *g = generator_create(&run.llama, 8, &err);
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
+  llama_init_weights(&run->llama, 2);
+  Generator *g = tiny_generator(run);
   const int32_t prompt[] = {1, 2, 3};
   SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30};
   Written a = {.count = 0}, b = {.count = 0}, c = {.count = 0}, stopped = {.stop_after = 4};
@@ -150,8 +142,6 @@ TEST(the_same_seed_writes_the_same_text_and_can_be_stopped) {
   options.seed = 6;
   generate(g, prompt, 3, &options, &c, &err);
   assert_memory_not_equal(a.ids, c.ids, sizeof a.ids);
-  generator_destroy(g);
-  tiny_run_close(&run);
 }
 
 static void *(*real_alloc)(Backend *be, size_t bytes);
@@ -163,41 +153,33 @@ static void *counting_alloc(Backend *be, size_t bytes) {
 }
 
 TEST(the_memory_plan_books_the_generator) {
-  TinyRun run;
-  tiny_run_open(&run, "");
+  TinyRun *run = tiny_run_open("");
   MemoryPlan without, with;
-  Spec spec = run.llama.spec;
-  memory_plan(&without, &run.llama.config, &spec);
+  Spec spec = run->llama.spec;
+  memory_plan(&without, &run->llama.config, &spec);
   spec.context = 8;
-  memory_plan(&with, &run.llama.config, &spec);
+  memory_plan(&with, &run->llama.config, &spec);
   size_t sum = 0;
   for (int i = 0; i < with.count; i++) sum += with.items[i].bytes;
   assert_int_equal(sum, with.total_bytes);
 
-  real_alloc = run.be->services.alloc;
-  run.be->services.alloc = counting_alloc;
+  real_alloc = run->be->services.alloc;
+  run->be->services.alloc = counting_alloc;
   allocated = 0;
-  Generator *g = generator_create(&run.llama, 8, &err);
-  assert_non_null(g);
+  tiny_generator(run);
   assert_true(allocated > 0);
   assert_int_equal(with.total_bytes - without.total_bytes, allocated);
-  generator_destroy(g);
-  tiny_run_close(&run);
 }
 
 TEST(prompts_that_do_not_fit_the_vocabulary_are_refused) {
-  TinyRun run;
-  tiny_run_open(&run, "");
-  llama_init_weights(&run.llama, 2);
-  Generator *g = generator_create(&run.llama, 8, &err);
+  TinyRun *run = tiny_run_open("");
+  llama_init_weights(&run->llama, 2);
+  Generator *g = tiny_generator(run);
   const int32_t prompt[] = {1, 11};
   Written w = {.count = 0};
-  assert_int_equal(generate(g, prompt, 2, &greedy, &w, &err), -1);
-  assert_non_null(strstr(err.text, "11"));
+  expect_error(generate(g, prompt, 2, &greedy, &w, &err), &err, "11");
   assert_int_equal(generate(g, prompt, 0, &greedy, &w, &err), -1);
   assert_int_equal(w.count, 0);
-  generator_destroy(g);
-  tiny_run_close(&run);
 }
 
 // Counts over many draws of u, evenly spaced.
@@ -385,10 +367,9 @@ TEST(logits_that_are_not_finite_are_refused) {
 }
 
 TEST(several_tokens_may_end_a_text) {
-  TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.4");
-  llama_init_weights(&run.llama, 2);
-  Generator *g = generator_create(&run.llama, 8, &err);
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
+  llama_init_weights(&run->llama, 2);
+  Generator *g = tiny_generator(run);
   const int32_t prompt[] = {3};
   SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30};
   Written all = {.count = 0}, some = {.count = 0};
@@ -401,24 +382,19 @@ TEST(several_tokens_may_end_a_text) {
   assert_int_equal(options.end_count, 2);
   assert_int_equal(generate(g, prompt, 1, &options, &some, &err), until);
   assert_memory_equal(all.ids, some.ids, (size_t)until * sizeof *all.ids);
-  generator_destroy(g);
-  tiny_run_close(&run);
 }
 
 TEST(a_model_with_nan_ends_in_a_sentence) {
-  TinyRun run;
-  tiny_run_open(&run, "");
-  llama_init_weights(&run.llama, 2);
+  TinyRun *run = tiny_run_open("");
+  llama_init_weights(&run->llama, 2);
   const ParamTensor *norm =
-      &run.llama.tensors[param_index(&run.llama.config, PARAM_FINAL_NORM, -1)];
+      &run->llama.tensors[param_index(&run->llama.config, PARAM_FINAL_NORM, -1)];
   const float nan[16] = {[3] = NAN};
-  run.be->services.write_master(run.be, norm, 0, nan, norm->cols);
-  run.be->services.refresh(run.be, run.llama.tensors, run.llama.param_count);
-  Generator *g = generator_create(&run.llama, 8, &err);
+  run->be->services.write_master(run->be, norm, 0, nan, norm->cols);
+  run->be->services.refresh(run->be, run->llama.tensors, run->llama.param_count);
+  Generator *g = tiny_generator(run);
   const int32_t prompt[] = {3};
   int32_t id;
-  assert_int_equal(generator_start(g, prompt, 1, &greedy, &err), 0);
+  must(generator_start(g, prompt, 1, &greedy, &err), &err);
   expect_error(generator_next(g, &id, &err), &err, "not finite");
-  generator_destroy(g);
-  tiny_run_close(&run);
 }

@@ -27,7 +27,7 @@ static Hardware card_of(size_t bytes) {
 static double planned_gib(const char *path) {
   Error err = {""};
   Config c;
-  if (config_load(&c, path, 0, NULL, &err) != 0) fail_msg("%s", err.text);
+  must(config_load(&c, path, 0, NULL, &err), &err);
   const Hardware any = card_of(SIZE_MAX);
   const Spec spec = spec_resolve(&c, run_spec(&c), &any);
   MemoryPlan plan;
@@ -59,7 +59,7 @@ static void check_limits(const char *path, int64_t batch, int64_t window, const 
   Error err = {""};
   Config c;
   char *overrides[] = {(char *)precision};
-  if (config_load(&c, path, 1, overrides, &err) != 0) fail_msg("%s", err.text);
+  must(config_load(&c, path, 1, overrides, &err), &err);
   const size_t card = (size_t)80 << 30;
   Hardware h = card_of(card);
   Config of_batch = c, of_window = c;
@@ -91,8 +91,7 @@ TEST(eight_billion_parameters_fit_141_gb) {
   for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
     Config c;
     char *overrides[] = {(char *)precisions[i]};
-    if (config_load(&c, "configs/llama-3.1-8b.json", 1, overrides, &err) != 0)
-      fail_msg("%s", err.text);
+    must(config_load(&c, "configs/llama-3.1-8b.json", 1, overrides, &err), &err);
     const size_t card = (size_t)139 << 30;
     const Hardware h = card_of(card);
     const PlanLimits limits = plan_limits(&c, &h);
@@ -115,7 +114,7 @@ typedef struct Planned {
 static Planned plan_of(const char *path, int count, char *const *overrides) {
   Error err = {""};
   Planned p;
-  if (config_load(&p.config, path, count, overrides, &err) != 0) fail_msg("%s", err.text);
+  must(config_load(&p.config, path, count, overrides, &err), &err);
   const Hardware card = card_of((size_t)80 << 30);
   p.spec = spec_resolve(&p.config, run_spec(&p.config), &card);
   memory_plan(&p.plan, &p.config.model, &p.spec);
@@ -131,12 +130,11 @@ static size_t booked(const MemoryPlan *plan, bool host) {
 
 // Elements of all matrices, which are whole groups of 256 bytes here.
 static size_t matrix_elements(const ModelConfig *model) {
-  ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
+  ParamTensor *list = held(xcalloc((size_t)params_count(model), sizeof *list));
   size_t elements = 0;
   params_table(model, false, list);
   for (int i = 0; i < params_count(model); i++)
     if (!list[i].vector) elements += (size_t)(list[i].rows * list[i].cols);
-  free(list);
   return elements;
 }
 
@@ -176,12 +174,11 @@ TEST(a_plan_without_a_gpu_counts_muons_workspace) {
   char *overrides[] = {"optimizer.kind=muon", "optimizer.kind=adamw"};
   const Planned muon = plan_of("configs/llama-110m.json", 1, overrides),
                 adamw = plan_of("configs/llama-110m.json", 1, overrides + 1);
-  ParamTensor *list = xcalloc((size_t)params_count(&muon.config.model), sizeof *list);
+  ParamTensor *list = held(xcalloc((size_t)params_count(&muon.config.model), sizeof *list));
   size_t directions = 0;
   params_table(&muon.config.model, true, list);
   for (int i = 0; i < params_count(&muon.config.model); i++)
     if (list[i].part_count > 0) directions += 2 * (size_t)(list[i].rows * list[i].cols);
-  free(list);
   const size_t more = muon.plan.workspace_bytes - adamw.plan.workspace_bytes;
   print_message("# %s for directions of %s\n", size_text(more).text, size_text(directions).text);
   assert_in_range(more, directions, directions + ((size_t)2 << 28) + 3 * ((size_t)6 << 25));
@@ -196,7 +193,7 @@ typedef struct Launched {
 static void check_launches(const char *path, int count, const Launched *expected) {
   char *overrides[] = {"optimizer.kind=muon"};
   const Planned p = plan_of(path, 1, overrides);
-  ParamTensor *list = xcalloc((size_t)params_count(&p.config.model), sizeof *list);
+  ParamTensor *list = held(xcalloc((size_t)params_count(&p.config.model), sizeof *list));
   params_table(&p.config.model, true, list);
   Muon muon = muon_plan(list, params_count(&p.config.model));
   assert_int_equal(muon.group_count, count);
@@ -207,7 +204,6 @@ static void check_launches(const char *path, int count, const Launched *expected
     assert_int_equal(muon_joined(&muon, i), 1 + (i + 1 < count && expected[i + 1].joins));
   }
   muon_free(&muon);
-  free(list);
 }
 
 // A 1B model, 8 x 4096 tokens, documents of 500 on average and 4096 at most.
@@ -258,9 +254,9 @@ TEST(a_plan_knows_how_narrow_the_gpus_tiles_are) {
     MemoryPlan plan;
     char *overrides[] = {"train.loss_chunks=4",
                          i == 2 ? "backend.mainloop=mma_sync" : "backend.mainloop=auto"};
-    if (config_load(&c, "configs/llama-3.2-1b.json", 2, overrides, &err)) fail_msg("%s", err.text);
+    must(config_load(&c, "configs/llama-3.2-1b.json", 2, overrides, &err), &err);
     of_the_card = i == 1 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
-    if (hardware_find(&h, &c, &err)) fail_msg("%s", err.text);
+    must(hardware_find(&h, &c, &err), &err);
     const Spec spec = spec_resolve(&c, run_spec(&c), &h);
     memory_plan(&plan, &c.model, &spec);
     planned[i] = plan.total_bytes;
@@ -309,7 +305,7 @@ typedef struct Block {
 } Block;
 
 static Block block_of(size_t count) {
-  return (Block){xcalloc(count + 1, 1), count};
+  return (Block){held(xcalloc(count + 1, 1)), count};
 }
 
 // These bytes are the block's, and no other tensor has them.
@@ -328,7 +324,7 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
   const ModelConfig *model = &p.config.model;
   const int all_but = param_index(model, PARAM_FINAL_NORM, -1),
             end = layers == 1 ? param_index(model, PARAM_ATTN_NORM, 1) : all_but;
-  ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
+  ParamTensor *list = held(xcalloc((size_t)params_count(model), sizeof *list));
   p.spec.offload = offload;
   p.spec.offload_layers = layers;
   const ParamBytes bytes = params_layout(list, model, &p.spec, NULL, NULL, NULL),
@@ -359,11 +355,6 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
     if (t->compute.data) assert_true(inside(t->compute.data, 2 * n, device.bytes, device.count));
     if (t->folded.data) assert_true(inside(t->folded.data, 2 * n, device.bytes, device.count));
   }
-  free(device.bytes);
-  free(host.bytes);
-  free(gradients.bytes);
-  free(host_gradients.bytes);
-  free(list);
 }
 
 TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
@@ -426,7 +417,7 @@ TEST(a_host_without_the_memory_is_said_in_one_sentence) {
   Planned p = plan_of("configs/llama-3.1-8b.json", 1, overrides);
   p.spec.host_bytes = p.plan.host_needed;
   assert_int_equal(p.plan.host_needed, p.plan.host_bytes + (size_t)128256 * 4096 * sizeof(float));
-  assert_int_equal(memory_check_host(&p.plan, &p.spec, &err), 0);
+  must(memory_check_host(&p.plan, &p.spec, &err), &err);
   p.spec.host_bytes--;
   assert_int_equal(memory_check_host(&p.plan, &p.spec, &err), -1);
   assert_string_equal(err.text, "not enough memory on the host: backend.offload needs 31.87 GiB "
@@ -437,13 +428,13 @@ TEST(a_host_without_the_memory_is_said_in_one_sentence) {
 TEST(the_host_is_asked_before_a_gpu_is_opened) {
   char *overrides[] = {"backend.offload=masters", "model.num_hidden_layers=4000"};
   Planned p = plan_of("configs/70b-width.json", 2, overrides);
-  assert_int_equal(plan_check(&p.config, &p.spec, &err), -1);
-  assert_non_null(strstr(err.text, "not enough memory on the host: backend.offload needs "));
+  expect_error(plan_check(&p.config, &p.spec, &err), &err,
+               "not enough memory on the host: backend.offload needs ");
   assert_non_null(strstr(err.text, "; not even one sequence would fit"));
   assert_null(strchr(err.text, '\n'));
   p = plan_of("configs/llama-15m.json", 1, overrides);
   p.spec.host_bytes = memory_available();
-  assert_int_equal(plan_check(&p.config, &p.spec, &err), 0);
+  must(plan_check(&p.config, &p.spec, &err), &err);
   p = plan_of("configs/70b-width.json", 0, NULL);
-  assert_int_equal(plan_check(&p.config, &p.spec, &err), 0);
+  must(plan_check(&p.config, &p.spec, &err), &err);
 }

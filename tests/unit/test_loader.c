@@ -8,14 +8,13 @@ TEST(permute_is_a_bijection) {
   static const uint64_t sizes[] = {1, 2, 3, 4, 5, 64, 65, 100, 1000, 4096, 4097};
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
     for (uint64_t key = 0; key < 20; key++) {
-      char *seen = xcalloc(sizes[s], 1);
+      char *seen = held(xcalloc(sizes[s], 1));
       for (uint64_t i = 0; i < sizes[s]; i++) {
         const uint64_t p = permute(i, sizes[s], key);
         assert_true(p < sizes[s]);
         assert_int_equal(seen[p], 0);
         seen[p] = 1;
       }
-      free(seen);
     }
   }
 }
@@ -63,8 +62,8 @@ TEST(permute_depends_on_the_key) {
 
 // Draws an epoch, batch by batch, and counts how often each token is an input.
 static void count_epoch(Loader *loader, int64_t B, int64_t T, int *inputs) {
-  int32_t *tokens = xmalloc((size_t)(B * T) * sizeof *tokens);
-  int32_t *targets = xmalloc((size_t)(B * T) * sizeof *targets);
+  int32_t *tokens = held(xmalloc((size_t)(B * T) * sizeof *tokens));
+  int32_t *targets = held(xmalloc((size_t)(B * T) * sizeof *targets));
   assert_int_equal(loader->epoch.windows % B, 0);
   for (int64_t drawn = 0; drawn < loader->epoch.windows; drawn += B) {
     next_batch(loader, tokens, targets);
@@ -74,8 +73,6 @@ static void count_epoch(Loader *loader, int64_t B, int64_t T, int *inputs) {
       inputs[tokens[i]]++;
     }
   }
-  free(tokens);
-  free(targets);
 }
 
 // Tokens first ... last of a file, how many of them were inputs; each at most once.
@@ -107,7 +104,6 @@ TEST(a_shuffled_epoch_visits_every_window_once) {
     assert_int_equal(inputs_between(inputs, 2000, 4000), 0);
     assert_int_equal(loader->drawn.windows, 45 * (epoch + 1));
   }
-  loader_close(loader);
 }
 
 // The lowest token of an epoch is the file's offset: every one in [0, T) turns up, and no other.
@@ -129,7 +125,6 @@ TEST(the_offset_of_an_epoch_covers_the_window) {
     seen[lowest]++;
   }
   for (int i = 0; i < T; i++) assert_in_range(seen[i], 5, 60); // 25 on average
-  loader_close(loader);
 }
 
 // Too short for T offsets: the window moves between the file's two ends, and no further.
@@ -148,7 +143,6 @@ TEST(a_single_window_moves_within_its_file) {
     }
     assert_int_equal(lowest, 0);
     assert_int_equal(highest, count - 1);
-    loader_close(loader);
   }
 }
 
@@ -173,9 +167,6 @@ TEST(an_epoch_has_its_own_order_and_a_seed_its_own_epochs) {
   for (int i = 0; i < B; i++) in_place += first[i * T] / T == i;
   printf("# of %d windows %d are where the file has them: bound 10\n", B, in_place);
   assert_true(in_place <= 10);
-  loader_close(a);
-  loader_close(b);
-  loader_close(c);
 }
 
 // Batches of 4 out of 10 windows: the third spans two epochs.
@@ -196,9 +187,7 @@ TEST(a_sought_loader_gives_the_batches_of_one_that_ran) {
     assert_memory_equal(tokens[i], again, sizeof again);
     assert_memory_equal(targets[i], again_targets, sizeof again);
     assert_int_equal(fresh->drawn.windows, (i + 1) * B);
-    loader_close(fresh);
   }
-  loader_close(loader);
 }
 
 TEST(a_batch_spans_epochs_without_losing_a_window) {
@@ -213,7 +202,6 @@ TEST(a_batch_spans_epochs_without_losing_a_window) {
     for (int i = 0; i < WINDOWS * T; i++) inputs[tokens[epoch * WINDOWS * T + i]]++;
     assert_int_equal(inputs_between(inputs, 0, T * (WINDOWS + 1) + 1), WINDOWS * T);
   }
-  loader_close(loader);
 }
 
 TEST(without_shuffle_windows_come_in_file_order) {
@@ -233,7 +221,6 @@ TEST(without_shuffle_windows_come_in_file_order) {
         assert_int_equal(targets[i], tokens[i] + 1);
       }
     }
-  loader_close(loader);
 }
 
 TEST(a_single_window_is_that_of_its_cursor) {
@@ -244,13 +231,12 @@ TEST(a_single_window_is_that_of_its_cursor) {
   int32_t tokens[B * T], targets[B * T], input[T], target[T];
   for (uint64_t cursor = 0; cursor < B * BATCHES; cursor++) {
     if (cursor % B == 0) next_batch(loader, tokens, targets);
-    assert_int_equal(
-        loader_window(loader, cursor, 0, &(Batch){.tokens = input, .targets = target}, &err), 0);
+    must(loader_window(loader, cursor, 0, &(Batch){.tokens = input, .targets = target}, &err),
+         &err);
     assert_memory_equal(input, tokens + cursor % B * T, sizeof input);
     assert_memory_equal(target, targets + cursor % B * T, sizeof target);
     assert_int_equal(loader->drawn.windows, (cursor / B + 1) * B);
   }
-  loader_close(loader);
 }
 
 // The sentence's number is exact: with it the loader opens, with one token less it does not.
@@ -259,17 +245,14 @@ static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, 
   Error err;
   write_count(folder, "least.bin", 0, least - 1);
   assert_null(try_open(folder, "least.bin", config, &err));
-  char *needs = xasprintf("needs at least %d tokens in one file", least);
-  char *has = xasprintf("has %d token", least - 1);
+  char *needs = held_text("needs at least %d tokens in one file", least);
+  char *has = held_text("has %d token", least - 1);
   assert_int_equal(strstr(err.text, "train.batch_size") != NULL, B > 1);
   assert_says(&err, needs);
   assert_says(&err, has);
-  free(needs);
-  free(has);
   write_count(folder, "least.bin", 0, least);
   Loader *loader = open_or_fail(folder, "least.bin", config);
   assert_int_equal(loader->epoch.windows, B);
-  loader_close(loader);
 }
 
 TEST(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs) {
@@ -282,24 +265,20 @@ TEST(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs) {
 
 TEST(a_pattern_that_matches_nothing_suggests_prepare) {
   const LoaderConfig config = {.batch = 1, .seq = 1};
-  assert_null(try_open(*state, "nothing-*.bin", config, &err));
-  assert_says(&err, "nothing-*.bin");
+  expect_none(try_open(*state, "nothing-*.bin", config, &err), &err, "nothing-*.bin");
   assert_says(&err, "./prepare");
-  assert_null(try_open(*state, "nothing.bin", config, &err));
-  assert_says(&err, "./prepare");
+  expect_none(try_open(*state, "nothing.bin", config, &err), &err, "./prepare");
 }
 
 TEST(a_folder_stands_for_the_files_of_its_split) {
   LoaderConfig config = {.split = "other", .batch = 1, .seq = 1};
-  assert_null(try_open(*state, ".", config, &err));
-  assert_says(&err, "./other-*.bin");
+  expect_none(try_open(*state, ".", config, &err), &err, "./other-*.bin");
   write_count(*state, "split-00000.bin", 0, 10);
   write_count(*state, "split-00001.bin", 0, 20);
   config.split = "split";
   Loader *loader = open_or_fail(*state, ".", config);
   assert_int_equal(loader->file_count, 2);
   assert_int_equal(loader->epoch.tokens, 30);
-  loader_close(loader);
 }
 
 // What exists is literal, in the name of a file or of any folder above it.
@@ -309,36 +288,31 @@ TEST(names_with_special_characters_are_found) {
     LoaderConfig config = {.split = "train", .batch = 1, .seq = 3};
     const PathText file = path_text("%s.bin", names[i]), folder = path_text("%s.d", names[i]),
                    inside = path_text("%s/train-00000.bin", folder.text);
-    assert_int_equal(directory_create(path_text("%s/%s", (char *)*state, folder.text).text, &err),
-                     0);
+    must(directory_create(path_text("%s/%s", (char *)*state, folder.text).text, &err), &err);
     write_count(*state, file.text, 0, 10);
     write_count(*state, inside.text, 0, 20);
     Loader *loader = open_or_fail(*state, file.text, config);
     assert_int_equal(loader->epoch.tokens, 10);
-    loader_close(loader);
     loader = open_or_fail(*state, folder.text, config);
     assert_int_equal(loader->epoch.tokens, 20);
-    loader_close(loader);
     loader = open_or_fail(*state, inside.text, config);
     assert_int_equal(loader->file_count, 1);
-    loader_close(loader);
   }
-  assert_null(
-      try_open(*state, "odd[1].d", (LoaderConfig){.split = "no", .batch = 1, .seq = 1}, &err));
-  assert_says(&err, "odd[1].d/no-*.bin'");
+  expect_none(
+      try_open(*state, "odd[1].d", (LoaderConfig){.split = "no", .batch = 1, .seq = 1}, &err), &err,
+      "odd[1].d/no-*.bin'");
 }
 
 TEST(a_faulty_file_among_good_ones_is_named) {
   write_count(*state, "mixed-0.bin", 0, 100);
   write_count(*state, "mixed-1.bin", 300, 100);
   const LoaderConfig config = {.batch = 1, .seq = 3, .vocab_size = 350};
-  assert_null(try_open(*state, "mixed-*.bin", config, &err));
-  assert_says(&err, "mixed-1.bin' has the token id 399, but the model knows only 0 to 349");
-  char *path = xasprintf("%s/mixed-2.bin", (char *)*state);
-  assert_int_equal(file_write_atomic(path, "text", 4, &err), 0);
-  free(path);
-  assert_null(try_open(*state, "mixed-[02].bin", config, &err));
-  assert_says(&err, "mixed-2.bin' is not a token file");
+  expect_none(try_open(*state, "mixed-*.bin", config, &err), &err,
+              "mixed-1.bin' has the token id 399, but the model knows only 0 to 349");
+  char *path = held_text("%s/mixed-2.bin", (char *)*state);
+  put_file(path, "text");
+  expect_none(try_open(*state, "mixed-[02].bin", config, &err), &err,
+              "mixed-2.bin' is not a token file");
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

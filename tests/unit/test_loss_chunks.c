@@ -39,28 +39,26 @@ typedef struct Errors {
 static Errors errors(bool tied, int chunks, int micro_batches) {
   SmallShape shape = {
       .bf16 = true, .tied = tied, .micro_batches = micro_batches, .loss_chunks = chunks};
-  SmallModel got = small_open(shape);
+  SmallModel *got = small_open(shape);
   shape.grads_fp32 = true;
-  SmallModel exact = small_open(shape);
-  SmallModel *const both[] = {&exact, &got};
+  SmallModel *exact = small_open(shape);
+  SmallModel *const both[] = {exact, got};
   for (int i = 0; i < 2; i++) {
     small_train(both[i], 0, 1); // so that memory has the gradients of a step before
-    if (i == 1) small_copy(&exact, &got);
+    if (i == 1) small_copy(exact, got);
     small_gradients(both[i], 1, 1);
   }
-  Errors e = {.rounded_twice = not_rounded_once(&exact, &got)};
+  Errors e = {.rounded_twice = not_rounded_once(exact, got)};
   for (int i = 0; i < 2; i++)
     both[i]->be->grads_finish(both[i]->be, both[i]->llama.tensors, both[i]->llama.param_count);
-  const int head = (int)(got.llama.lm_head - got.llama.tensors);
-  e.head = error_of(&got, &exact, head);
-  for (int i = 0; i < got.llama.param_count; i++) {
-    const double other = i == head ? 0 : error_of(&got, &exact, i);
+  const int head = (int)(got->llama.lm_head - got->llama.tensors);
+  e.head = error_of(got, exact, head);
+  for (int i = 0; i < got->llama.param_count; i++) {
+    const double other = i == head ? 0 : error_of(got, exact, i);
     if (!(other <= e.others)) e.others = other;
   }
   printf("# %s, %d chunks, %d micro-batches: lm_head %.5f, others at most %.5f\n",
          tied ? "tied" : "untied", chunks, micro_batches, e.head, e.others);
-  small_close(&exact);
-  small_close(&got);
   return e;
 }
 

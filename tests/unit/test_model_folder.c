@@ -21,8 +21,7 @@ static PathText in(const Test *t, const char *name) {
 static void put(const Test *t, const char *folder, const char *file, const char *text) {
   Error err = {""};
   must(directory_create(in(t, folder).text, &err), &err);
-  must(file_write(path_text("%s/%s/%s", t->dir, folder, file).text, text, strlen(text), &err),
-       &err);
+  put_file(path_text("%s/%s/%s", t->dir, folder, file).text, text);
 }
 
 static void sign(const Test *t, const char *folder, int64_t step) {
@@ -65,15 +64,6 @@ static int make_test(void **state) {
   return 0;
 }
 
-static int remove_test(void **state) {
-  Test *t = *state;
-  Error err = {""};
-  must(directory_remove(t->dir, &err), &err);
-  free(t->dir);
-  free(t);
-  return 0;
-}
-
 // Reads what the name stands for, the first `failures` calls of which fail.
 static void expect_read(Test *t, const char *name, int failures, const char *folders) {
   Error err = {""};
@@ -83,7 +73,7 @@ static void expect_read(Test *t, const char *name, int failures, const char *fol
   assert_string_equal(t->read, folders);
 }
 
-TEST_WITH(a_name_stands_for_one_folder, make_test, remove_test) {
+TEST_WITH(a_name_stands_for_one_folder, make_test, NULL) {
   Test *t = *state;
   make_step(t, 5, "", true);
   make_step(t, 10, "", true);
@@ -106,7 +96,7 @@ TEST_WITH(a_name_stands_for_one_folder, make_test, remove_test) {
   assert_int_equal(run_folder_read(in(t, "none").text, false, note, t, &err), 1);
 }
 
-TEST_WITH(the_checkpoints_of_a_run_are_tried_in_order, make_test, remove_test) {
+TEST_WITH(the_checkpoints_of_a_run_are_tried_in_order, make_test, NULL) {
   Test *t = *state;
   make_step(t, 10, "", true);
   make_step(t, 20, "", false);
@@ -123,7 +113,7 @@ TEST_WITH(the_checkpoints_of_a_run_are_tried_in_order, make_test, remove_test) {
   expect_error(model_folder_read(t->dir, false, note, t, &err), &err, "no checkpoint left");
 }
 
-TEST_WITH(a_lone_checkpoint_says_itself_what_is_wrong, make_test, remove_test) {
+TEST_WITH(a_lone_checkpoint_says_itself_what_is_wrong, make_test, NULL) {
   Test *t = *state;
   make_step(t, 10, "", true);
   t->failures = 1;
@@ -140,7 +130,7 @@ static void save_and_prune(Test *t, const char *folder) {
   remove_folder(t, strrchr(folder, '/') + 1);
 }
 
-TEST_WITH(a_checkpoint_that_goes_while_it_is_read_is_followed_by_the_next, make_test, remove_test) {
+TEST_WITH(a_checkpoint_that_goes_while_it_is_read_is_followed_by_the_next, make_test, NULL) {
   Test *t = *state;
   static const char *const names[] = {".", "latest"};
   for (int i = 0; i < 4; i++) { // also where nothing seemed to be missing
@@ -161,7 +151,7 @@ static void replace(Test *t, const char *folder) {
   must(directory_remove(in(t, "gone").text, &err), &err);
 }
 
-TEST_WITH(a_checkpoint_that_is_replaced_is_read_again, make_test, remove_test) {
+TEST_WITH(a_checkpoint_that_is_replaced_is_read_again, make_test, NULL) {
   Test *t = *state;
   static const char *const names[] = {".", "step-00000010"};
   for (int i = 0; i < 2; i++) {
@@ -173,7 +163,7 @@ TEST_WITH(a_checkpoint_that_is_replaced_is_read_again, make_test, remove_test) {
 
 // ---- Checksums
 
-TEST_WITH(small_files_are_as_they_were_saved, make_test, remove_test) {
+TEST_WITH(small_files_are_as_they_were_saved, make_test, NULL) {
   Test *t = *state;
   put(t, "m", STATE_FILE, "{}");
   put(t, "m", RUN_CONFIG_FILE, "{}");
@@ -195,20 +185,18 @@ TEST_WITH(small_files_are_as_they_were_saved, make_test, remove_test) {
 }
 
 // No byte of it may change, also where what it says is used by other readers alone.
-TEST_WITH(every_byte_of_checksums_json_counts, make_test, remove_test) {
+TEST_WITH(every_byte_of_checksums_json_counts, make_test, NULL) {
   Test *t = *state;
-  char *text;
   size_t bytes;
   put(t, "m", "config.json", "{}");
   put(t, "m", "optimizer.safetensors", "");
   sign(t, "m", 5);
   const PathText path = in(t, "m/" CHECKSUMS_FILE);
-  must(file_read(path.text, 1 << 20, &text, &bytes, &err), &err);
+  char *text = file_text(path.text, &bytes);
   for (size_t i = 0; i < 8 * bytes; i++) {
     text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
     must(file_write(path.text, text, bytes, &err), &err);
     expect_error(model_folder_read(in(t, "m").text, false, note, t, &err), &err, path.text);
     text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
   }
-  free(text);
 }

@@ -12,7 +12,7 @@
 
 // Rows [count, length], of length 1 and orthogonal to one another; count <= length.
 static double *orthonormal_rows(uint64_t key, int64_t count, int64_t length) {
-  double *rows = xmalloc((size_t)(count * length) * sizeof *rows);
+  double *rows = held(xmalloc((size_t)(count * length) * sizeof *rows));
   for (int64_t i = 0; i < count; i++) {
     double *row = rows + i * length, norm = 0;
     for (int64_t k = 0; k < length; k++) row[k] = rng_normal(key, (uint64_t)(i * length + k));
@@ -39,7 +39,7 @@ static double iterated(double s) {
 // sum of values[i] u_i v_i^T, [rows, cols].
 static real *matrix_of(int64_t rows, int64_t cols, int64_t rank, const double *u, const double *v,
                        const double *values) {
-  real *X = xmalloc((size_t)(rows * cols) * sizeof *X);
+  real *X = held(xmalloc((size_t)(rows * cols) * sizeof *X));
   for (int64_t n = 0; n < rows; n++)
     for (int64_t k = 0; k < cols; k++) {
       double sum = 0;
@@ -50,16 +50,16 @@ static real *matrix_of(int64_t rows, int64_t cols, int64_t rank, const double *u
 }
 
 static void make_orthogonal(int64_t rows, int64_t cols, real *X) {
-  real *scratch = xmalloc(orthogonalize_scratch(rows, cols) * sizeof *scratch);
+  real *scratch = held(xmalloc(orthogonalize_scratch(rows, cols) * sizeof *scratch));
   orthogonalize(rows, cols, X, scratch);
-  free(scratch);
 }
 
 // The largest difference of an element from what the singular values say, against the largest
 // element; their norm is `norm`, and they go down to 1 / range of the largest.
 static double error_of(int64_t rows, int64_t cols, int64_t rank, double range, double norm) {
   double *u = orthonormal_rows(1, rank, rows), *v = orthonormal_rows(2, rank, cols),
-         *values = xmalloc((size_t)rank * sizeof *values), squares = 0, error = 0, largest = 0;
+         *values = held(xmalloc((size_t)rank * sizeof *values)), squares = 0, error = 0,
+         largest = 0;
   for (int64_t i = 0; i < rank; i++) {
     values[i] = pow(range, -(double)i / (double)rank);
     squares += values[i] * values[i];
@@ -73,7 +73,6 @@ static double error_of(int64_t rows, int64_t cols, int64_t rank, double range, d
     error = fmax(error, fabs((double)X[i] - (double)expected[i]));
     largest = fmax(largest, fabs((double)expected[i]));
   }
-  free(X), free(expected), free(u), free(v), free(values);
   return error / largest;
 }
 
@@ -124,7 +123,7 @@ TEST(a_gradient_below_eps_stays_small) {
 // ---- Bits
 
 static real *random_matrix(int64_t count) {
-  real *X = xmalloc((size_t)count * sizeof *X);
+  real *X = held(xmalloc((size_t)count * sizeof *X));
   for (int64_t i = 0; i < count; i++) X[i] = (real)rng_normal(3, (uint64_t)i);
   return X;
 }
@@ -142,9 +141,7 @@ TEST(threads_do_not_change_the_bits) {
       real *several = random_matrix(rows * cols);
       make_orthogonal(rows, cols, several);
       assert_memory_equal(several, one, bytes);
-      free(several);
     }
-    free(one);
   }
   omp_set_num_threads(1);
 }
@@ -233,11 +230,11 @@ static void train_on_documents(int rows, double *moved) {
   Backend *be = backend_cpu_create(&spec);
   Llama llama;
   Error err;
-  if (llama_create(&llama, &model, be, &err) != 0) fail_msg("%s", err.text);
+  must(llama_create(&llama, &model, be, &err), &err);
   llama_init_weights(&llama, 3);
   const ParamTensor *t = llama.layers[0].qkv;
   const size_t bytes = (size_t)(t->rows * t->cols) * sizeof(real);
-  real *before = xmalloc(bytes);
+  real *before = held(xmalloc(bytes));
   memcpy(before, t->master, bytes);
   Batch batch = batch_alloc(M);
   for (int step = 0; step < 3; step++) {
@@ -260,7 +257,6 @@ static void train_on_documents(int rows, double *moved) {
       moved[k] = fmax(moved[k], fabs((double)(((const real *)t->master)[i] - before[i])));
   }
   batch_free(&batch);
-  free(before);
   llama_destroy(&llama);
   be->services.destroy(be);
 }

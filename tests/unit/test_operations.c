@@ -37,7 +37,7 @@ static void open_model(Model *m, bool muon, Recompute recompute, MasterType mast
   int32_t tokens[M], targets[M];
   Error err;
   m->be = backend_cpu_create(&spec);
-  if (llama_create(&m->llama, &config, m->be, &err) != 0) fail_msg("%s", err.text);
+  must(llama_create(&m->llama, &config, m->be, &err), &err);
   llama_init_weights(&m->llama, 5);
   for (int i = 0; i < M; i++) {
     tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % V);

@@ -55,12 +55,12 @@ static void see_document(const Batch *batch, int64_t at, int64_t rows, Seen *see
 
 static void see_epoch(Loader *loader, Seen *seen) {
   const int64_t B = loader->config.batch, T = loader->config.seq;
-  Batch batch = batch_alloc(B * T);
+  Batch batch = make_batch(B * T);
   memset(seen, 0, sizeof *seen);
   assert_int_equal(loader->epoch.windows % B, 0);
   for (int64_t drawn = 0; drawn < loader->epoch.windows; drawn += B) {
     Error err;
-    if (loader_next(loader, &batch, &err) != 0) fail_msg("%s", err.text);
+    must(loader_next(loader, &batch, &err), &err);
     int64_t at = 0, counted = 0, in_window = 0;
     for (int64_t i = 0; i < batch.documents; at += batch.lengths[i++]) {
       if (at % T == 0) in_window = 0;
@@ -73,7 +73,6 @@ static void see_epoch(Loader *loader, Seen *seen) {
     assert_int_equal(batch.counted, counted);
     seen->places += batch.documents;
   }
-  batch_free(&batch);
 }
 
 static Loader *open_packed(const char *folder, const char *name, int64_t batch, int64_t T) {
@@ -82,7 +81,7 @@ static Loader *open_packed(const char *folder, const char *name, int64_t batch, 
 }
 
 TEST(every_token_but_a_documents_first_is_a_target_once_an_epoch) {
-  Seen *seen = xmalloc(sizeof *seen);
+  Seen *seen = held(xmalloc(sizeof *seen));
   int32_t lengths[DOCUMENTS];
   assert_true(draw_lengths(2, lengths) < COUNTED_VOCAB - 1);
   write_lengths(*state, "epoch.bin", 1, DOCUMENTS, lengths, NULL);
@@ -106,9 +105,7 @@ TEST(every_token_but_a_documents_first_is_a_target_once_an_epoch) {
     printf("# T %d: %d windows, padding %.3f %%, %.2f documents a window, %d at most\n", (int)T,
            (int)loader->epoch.windows, 100 * loader->epoch.padding, loader->epoch.mean_documents,
            (int)loader->epoch.most_documents);
-    loader_close(loader);
   }
-  free(seen);
 }
 
 TEST(windows_are_as_full_as_those_of_first_fit) {
@@ -130,7 +127,6 @@ TEST(windows_are_as_full_as_those_of_first_fit) {
     assert_true(loader->epoch.windows <= windows);
     if (key == 0)
       printf("# %d windows, first fit has %d\n", (int)loader->epoch.windows, (int)windows);
-    loader_close(loader);
   }
 }
 
@@ -141,8 +137,8 @@ TEST(a_small_packing_is_as_by_hand) {
   const int32_t firsts[3][2] = {{5, 15}, {18, 1}, {13, 0}}, rows[3][2] = {{6, 2}, {5, 3}, {1, 7}};
   write_lengths(*state, "hand.bin", 1, 6, lengths, NULL);
   Loader *loader = open_or_fail(*state, "hand.bin", (LoaderConfig){.batch = 3, .seq = T});
-  Batch batch = batch_alloc(3 * T);
-  assert_int_equal(loader_next(loader, &batch, &err), 0);
+  Batch batch = make_batch(3 * T);
+  must(loader_next(loader, &batch, &err), &err);
   assert_int_equal(batch.documents, 6);
   for (int w = 0; w < 3; w++)
     for (int i = 0; i < 2; i++) {
@@ -155,8 +151,6 @@ TEST(a_small_packing_is_as_by_hand) {
   assert_int_equal(loader->epoch.longest, 7);
   assert_int_equal(loader->epoch.most_documents,
                    3); // one window has padding, and one two documents
-  batch_free(&batch);
-  loader_close(loader);
 }
 
 TEST(a_sought_packed_loader_gives_the_batches_of_one_that_ran) {
@@ -165,26 +159,22 @@ TEST(a_sought_packed_loader_gives_the_batches_of_one_that_ran) {
   draw_lengths(5, lengths);
   write_lengths(*state, "seek.bin", 1, 15, lengths, NULL);
   Loader *loader = open_packed(*state, "seek.bin", B, T);
-  Batch batches[BATCHES], again = batch_alloc(B * T);
+  Batch batches[BATCHES], again = make_batch(B * T);
   for (int i = 0; i < BATCHES; i++) {
-    batches[i] = batch_alloc(B * T);
-    assert_int_equal(loader_next(loader, &batches[i], &err), 0);
+    batches[i] = make_batch(B * T);
+    must(loader_next(loader, &batches[i], &err), &err);
   }
   assert_true(loader->epoch.windows < B * BATCHES / 2); // several epochs
   for (int i = BATCHES - 1; i >= 0; i--) {
     Loader *fresh = open_packed(*state, "seek.bin", B, T);
     seek(fresh, (uint64_t)(i * B));
-    assert_int_equal(loader_next(fresh, &again, &err), 0);
+    must(loader_next(fresh, &again, &err), &err);
     assert_memory_equal(again.tokens, batches[i].tokens, B * T * sizeof(int32_t));
     assert_memory_equal(again.targets, batches[i].targets, B * T * sizeof(int32_t));
     assert_int_equal(again.documents, batches[i].documents);
     assert_memory_equal(again.lengths, batches[i].lengths,
                         (size_t)again.documents * sizeof(int32_t));
-    loader_close(fresh);
-    batch_free(&batches[i]);
   }
-  batch_free(&again);
-  loader_close(loader);
 }
 
 // ---- The mask
@@ -193,9 +183,9 @@ TEST(tokens_that_do_not_count_are_no_targets) {
   enum { T = 16 };
   int32_t lengths[DOCUMENTS];
   const int64_t tokens = draw_lengths(7, lengths);
-  uint8_t *mask = xcalloc((size_t)tokens, 1);
+  uint8_t *mask = held(xcalloc((size_t)tokens, 1));
   for (int64_t i = 0; i < tokens; i++) mask[i] = rng_u64(1, (uint64_t)(i / 30)) % 3 == 0;
-  Seen *seen = xmalloc(sizeof *seen);
+  Seen *seen = held(xmalloc(sizeof *seen));
   write_lengths(*state, "mask.bin", 1, DOCUMENTS, lengths, mask);
   Loader *loader = open_packed(*state, "mask.bin", 1, T);
   see_epoch(loader, seen);
@@ -204,16 +194,12 @@ TEST(tokens_that_do_not_count_are_no_targets) {
     for (int64_t t = at; t < at + lengths[i]; t++)
       wrong += seen->targets[t + 1] != (t > at && mask[t]);
   assert_int_equal(wrong, 0);
-  Batch batch = batch_alloc(T); // none without a target
+  Batch batch = make_batch(T); // none without a target
   for (uint64_t w = 0; w < (uint64_t)loader->epoch.windows; w++) {
     batch_clear(&batch);
-    assert_int_equal(loader_window(loader, w, 0, &batch, &err), 0);
+    must(loader_window(loader, w, 0, &batch, &err), &err);
     assert_true(batch.counted > 0);
   }
-  batch_free(&batch);
-  loader_close(loader);
-  free(seen);
-  free(mask);
 }
 
 TEST(joined_windows_have_the_mask_too) {
@@ -223,23 +209,21 @@ TEST(joined_windows_have_the_mask_too) {
   write_lengths(*state, "joined.bin", 1, 2, lengths, mask);
   const LoaderConfig config = {.batch = 3, .seq = T, .documents = DOCUMENTS_JOIN};
   Loader *loader = open_or_fail(*state, "joined.bin", config);
-  Batch batch = batch_alloc(3 * T);
-  assert_int_equal(loader_next(loader, &batch, &err), 0);
+  Batch batch = make_batch(3 * T);
+  must(loader_next(loader, &batch, &err), &err);
   assert_int_equal(batch.documents, 0);
   for (int i = 0; i < 3 * T; i++) {
     assert_int_equal(batch.tokens[i], i + 1);
     assert_int_equal(batch.targets[i], mask[i + 1] ? i + 2 : NO_TARGET);
   }
   assert_int_equal(batch.counted, 8);
-  batch_free(&batch);
-  loader_close(loader);
 }
 
 // ---- Windows of one piece
 
 // A mask in which long stretches do not count, as in conversations with short answers.
 static uint8_t *sparse_mask(int64_t tokens) {
-  uint8_t *mask = xcalloc((size_t)tokens, 1);
+  uint8_t *mask = held(xcalloc((size_t)tokens, 1));
   for (int64_t i = 0; i < tokens; i++) mask[i] = rng_u64(1, (uint64_t)(i / 30)) % 8 == 0;
   return mask;
 }
@@ -248,13 +232,13 @@ static uint8_t *sparse_mask(int64_t tokens) {
 // how many they are. first: tokens[i] begins a document, or a file.
 static void check_counted(Loader *loader, int64_t tokens, const uint8_t *mask, const bool *first) {
   const int64_t T = loader->config.seq;
-  uint8_t *seen = xcalloc((size_t)tokens + 1, 1);
+  uint8_t *seen = held(xcalloc((size_t)tokens + 1, 1));
   int64_t targets = 0, counted = 0;
-  Batch batch = batch_alloc(T);
+  Batch batch = make_batch(T);
   Error err;
   for (uint64_t w = 0; w < (uint64_t)loader->epoch.windows; w++) {
     batch_clear(&batch);
-    if (loader_window(loader, w, 0, &batch, &err) != 0) fail_msg("%s", err.text);
+    must(loader_window(loader, w, 0, &batch, &err), &err);
     assert_true(batch.counted > 0);
     if (!loader_packs(loader)) assert_int_equal(batch.documents, 0);
     for (int64_t i = 0; i < T; i++)
@@ -267,8 +251,6 @@ static void check_counted(Loader *loader, int64_t tokens, const uint8_t *mask, c
   }
   assert_int_equal(loader->epoch.targets, targets);
   assert_int_equal(loader->epoch.counted, counted);
-  batch_free(&batch);
-  free(seen);
 }
 
 TEST(every_window_has_a_token_that_counts) {
@@ -280,7 +262,7 @@ TEST(every_window_has_a_token_that_counts) {
   int32_t lengths[DOCUMENTS];
   const int64_t tokens = draw_lengths(11, lengths);
   uint8_t *mask = sparse_mask(tokens);
-  bool *first = xcalloc((size_t)tokens, 1);
+  bool *first = held(xcalloc((size_t)tokens, 1));
   write_lengths(*state, "sparse.bin", 1, DOCUMENTS, lengths, mask);
   for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
     LoaderConfig config = configs[i];
@@ -294,10 +276,7 @@ TEST(every_window_has_a_token_that_counts) {
     assert_int_equal(loader->apart, !join);
     check_counted(loader, tokens, mask, first);
     printf("# kind %d: %d windows\n", (int)i, (int)loader->epoch.windows);
-    loader_close(loader);
   }
-  free(first);
-  free(mask);
 }
 
 // Every token of documents without a mask counts, and the windows are not longer than needed.
@@ -310,8 +289,8 @@ TEST(whole_files_are_windows_to_their_ends) {
     tokens += lengths[i];
     if (lengths[i] > longest) longest = lengths[i];
   }
-  uint8_t *mask = xcalloc((size_t)tokens, 1);
-  bool *first = xcalloc((size_t)tokens, 1);
+  uint8_t *mask = held(xcalloc((size_t)tokens, 1));
+  bool *first = held(xcalloc((size_t)tokens, 1));
   memset(mask, 1, (size_t)tokens);
   write_lengths(*state, "whole.bin", 1, DOCUMENTS, lengths, NULL);
   LoaderConfig config = {.batch = 1, .seq = 100, .whole = true, .documents = DOCUMENTS_JOIN};
@@ -320,28 +299,24 @@ TEST(whole_files_are_windows_to_their_ends) {
   assert_int_equal(joined->config.seq, 100);
   assert_int_equal(joined->epoch.windows, (tokens - 1 + 99) / 100);
   check_counted(joined, tokens, mask, first);
-  loader_close(joined);
   config.documents = DOCUMENTS_MASK, config.alone = true;
   Loader *alone = open_or_fail(*state, "whole.bin", config);
   for (int64_t d = 0, at = 0; d < DOCUMENTS; at += lengths[d++]) first[at] = true;
   assert_int_equal(alone->config.seq, longest - 1);
   check_counted(alone, tokens, mask, first);
-  loader_close(alone);
-  free(first);
-  free(mask);
 }
 
 TEST(data_in_which_no_token_counts_are_refused) {
   const int32_t lengths[2] = {6, 7};
   uint8_t mask[13] = {1, 0, 0, 0, 0, 0, 1}; // each document's first, which is no target
   write_lengths(*state, "none.bin", 1, 2, lengths, mask);
-  assert_null(try_open(*state, "none.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err));
-  assert_says(&err, "none.bin' has no token that counts as a target: its mask leaves out all 13");
+  expect_none(try_open(*state, "none.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err), &err,
+              "none.bin' has no token that counts as a target: its mask leaves out all 13");
   mask[6] = 0;
   write_lengths(*state, "none.bin", 1, 2, lengths, mask);
   const LoaderConfig join = {.batch = 1, .seq = 4, .documents = DOCUMENTS_JOIN};
-  assert_null(try_open(*state, "none.bin", join, &err));
-  assert_says(&err, "none.bin' has no token that counts as a target: its mask leaves out all 13");
+  expect_none(try_open(*state, "none.bin", join, &err), &err,
+              "none.bin' has no token that counts as a target: its mask leaves out all 13");
 }
 
 // Attention is planned for documents of at most `longest` rows, padding included.
@@ -352,15 +327,13 @@ TEST(padding_is_no_longer_than_the_longest_document) {
   write_lengths(*state, "short.bin", 1, 9, lengths, NULL);
   Loader *loader = open_packed(*state, "short.bin", 1, T);
   assert_int_equal(loader->epoch.longest, 10);
-  Batch batch = batch_alloc(B * T);
-  assert_int_equal(loader_window(loader, 0, 0, &batch, &err), 0);
+  Batch batch = make_batch(B * T);
+  must(loader_window(loader, 0, 0, &batch, &err), &err);
   batch_pad(&batch, T, (B - 1) * T, loader->epoch.longest);
   int64_t rows = 0;
   for (int64_t i = 0; i < batch.documents; rows += batch.lengths[i++])
     assert_in_range(batch.lengths[i], 1, loader->epoch.longest);
   assert_int_equal(rows, B * T);
-  batch_free(&batch);
-  loader_close(loader);
 }
 
 TEST(without_ends_windows_are_joined) {
@@ -369,14 +342,13 @@ TEST(without_ends_windows_are_joined) {
   assert_false(loader_packs(masked));
   assert_int_equal(masked->epoch.longest, 8);
   assert_int_equal(masked->epoch.most_documents, 1);
-  loader_close(masked);
 }
 
 TEST(documents_of_one_token_have_nothing_to_predict) {
   const int32_t lengths[3] = {1, 1, 1};
   write_lengths(*state, "ones.bin", 1, 3, lengths, NULL);
-  assert_null(try_open(*state, "ones.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err));
-  assert_says(&err, "ones.bin' has no token to predict: a document needs two tokens or more");
+  expect_none(try_open(*state, "ones.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err), &err,
+              "ones.bin' has no token to predict: a document needs two tokens or more");
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

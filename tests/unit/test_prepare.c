@@ -58,13 +58,13 @@ static Tokenizer *train_tokenizer(const char *folder, const char *text, size_t b
 
 static TokenIds encode_whole(const Tokenizer *tokenizer, const char *text, size_t bytes) {
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
-  Encoder *encoder = encoder_open(tokenizer);
+  Encoder *encoder = open_encoder(tokenizer);
   TokenIds ids = {0};
   Error err;
   token_ids_push(&ids, facts->bos);
-  if (encoder_append(encoder, text, bytes, false, &ids, &err) != 0) fail_msg("%s", err.text);
+  must(encoder_append(encoder, text, bytes, false, &ids, &err), &err);
   token_ids_push(&ids, facts->eos);
-  encoder_close(encoder);
+  held(ids.ids);
   return ids;
 }
 
@@ -97,6 +97,7 @@ static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size
     encoding_return(encoding, done);
   }
   encoding_close(encoding);
+  held(all.ids);
   return all;
 }
 
@@ -113,11 +114,7 @@ TEST(pieces_on_any_number_of_threads_have_the_ids_of_the_whole) {
     assert_in_range(pieces, 9, 11);
     assert_int_equal(cut.count, whole.count);
     assert_memory_equal(cut.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
-    free(cut.ids);
   }
-  free(whole.ids);
-  tokenizer_close(tokenizer);
-  free(text);
 }
 
 // Every place that is safe to cut, not only those that pieces of a MiB happen to meet at.
@@ -128,10 +125,10 @@ TEST(a_cut_at_any_safe_place_keeps_the_ids) {
   Tokenizer *tokenizer = train_tokenizer(*state, text, bytes);
   TokenIds whole = encode_whole(tokenizer, text, bytes);
   // Behind a MiB of letters without a newline, the first safe place is found.
-  char *long_text = xmalloc(MIB + bytes);
+  char *long_text = held(xmalloc(MIB + bytes));
   memset(long_text, 'a', MIB);
   memcpy(long_text + MIB, text, bytes);
-  Encoder *encoder = encoder_open(tokenizer);
+  Encoder *encoder = open_encoder(tokenizer);
   int cuts = 0;
   for (size_t searched = 0, at = 0;; cuts++) {
     searched = MIB + at;
@@ -140,19 +137,14 @@ TEST(a_cut_at_any_safe_place_keeps_the_ids) {
     if (at >= bytes) break;
     TokenIds ids = {0};
     token_ids_push(&ids, tokenizer_facts(tokenizer)->bos);
-    assert_int_equal(encoder_append(encoder, text, at, false, &ids, &err), 0);
-    assert_int_equal(encoder_append(encoder, text + at, bytes - at, true, &ids, &err), 0);
+    must(encoder_append(encoder, text, at, false, &ids, &err), &err);
+    must(encoder_append(encoder, text + at, bytes - at, true, &ids, &err), &err);
     token_ids_push(&ids, tokenizer_facts(tokenizer)->eos);
     assert_int_equal(ids.count, whole.count);
     assert_memory_equal(ids.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
     free(ids.ids);
   }
   assert_in_range(cuts, 300, 3000);
-  encoder_close(encoder);
-  free(long_text);
-  free(whole.ids);
-  tokenizer_close(tokenizer);
-  free(text);
 }
 
 // A vocabulary without a pre-tokenizer, whose tokens hold a newline and what follows: "c\nd",
@@ -169,7 +161,7 @@ TEST(a_cut_spares_what_tokens_have_across_a_newline) {
       "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\","
       "\"ids\":[8]}}}}";
   Tokenizer *tokenizer = parse_tokenizer(json);
-  char *text = xmalloc(3 * LINES);
+  char *text = held(xmalloc(3 * LINES));
   for (size_t i = 0; i < LINES; i++) // of ten lines one begins with f, which nothing is joined with
     memcpy(text + 3 * i, i % 10 == 0 ? "fc\n" : i % 2 ? "df\n" : "ec\n", 3);
   int pieces;
@@ -178,10 +170,6 @@ TEST(a_cut_spares_what_tokens_have_across_a_newline) {
   assert_int_equal(pieces, 2);
   assert_int_equal(cut.count, whole.count);
   assert_memory_equal(cut.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
-  free(cut.ids);
-  free(whole.ids);
-  free(text);
-  tokenizer_close(tokenizer);
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

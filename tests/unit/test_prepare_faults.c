@@ -112,7 +112,7 @@ static bool strike(Test *t, Fault fault, int at) {
   bool reached, ignored;
   Error err;
   const char *name = fault >= NO_MEMORY ? "no memory" : fault_names[fault];
-  char *when = xasprintf("%s, %s at call %d", s->name, name, at);
+  char *when = held_text("%s, %s at call %d", s->name, name, at);
   t->out = path_text("%s/%s", t->folder.text, s->out);
   if (s->before && run_struck(t, BEFORE, NO_FAULT, 0, &ignored) != 0) fail_msg("%s: before", when);
   const int status = run_struck(t, DURING, fault, at, &reached);
@@ -127,9 +127,8 @@ static bool strike(Test *t, Fault fault, int at) {
   if (run_struck(t, AFTER, NO_FAULT, 0, &ignored) != 0) fail_msg("%s: the next run failed", when);
   if (version_found(t, when) != AFTER) fail_msg("%s: the next run is not found", when);
   if (is_beside(t, ".tmp") || is_beside(t, ".old")) fail_msg("%s: leftovers", when);
-  if (directory_remove(t->out.text, &err) != 0) fail_msg("%s", err.text);
+  must(directory_remove(t->out.text, &err), &err);
   if (strchr(s->out, '/')) assert_int_equal(rmdir(path_parent(t->out.text).text), 0);
-  free(when);
   return reached;
 }
 
@@ -140,7 +139,7 @@ static Test open_test(const char *folder, Scenario scenario) {
   Error err;
   char text[TEXT_BYTES];
   memset(text, 'x', sizeof text);
-  assert_int_equal(file_write(t.text.text, text, sizeof text, &err), 0);
+  must(file_write(t.text.text, text, sizeof text, &err), &err);
   return t;
 }
 
@@ -180,4 +179,4 @@ TEST(a_refused_allocation_leaves_no_folder) {
   assert_true(at > 100);
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

@@ -41,7 +41,7 @@ static void expect_window(int64_t before, int64_t after) {
 
 enum { STEPS = PROFILE_START + 2 };
 
-TEST_WITH(it_holds_the_steps_asked_for, make_tokens_folder, remove_folder) {
+TEST_WITH(it_holds_the_steps_asked_for, make_tokens_folder, NULL) {
   for (int steps = 1; steps <= 3; steps++) {
     char output[40];
     snprintf(output, sizeof output, ", \"profile_steps\": %d", steps);
@@ -51,19 +51,19 @@ TEST_WITH(it_holds_the_steps_asked_for, make_tokens_folder, remove_folder) {
   }
 }
 
-TEST_WITH(it_stays_closed_where_none_is_asked_for, make_tokens_folder, remove_folder) {
+TEST_WITH(it_stays_closed_where_none_is_asked_for, make_tokens_folder, NULL) {
   const Config none = tiny_training_config(*state, STEPS, "");
   train(&none, STEPS, false);
   expect_window(-1, -1);
 }
 
-TEST_WITH(it_is_closed_when_a_run_is_interrupted_inside, make_tokens_folder, remove_folder) {
+TEST_WITH(it_is_closed_when_a_run_is_interrupted_inside, make_tokens_folder, NULL) {
   const Config config = tiny_training_config(*state, STEPS, ", \"profile_steps\": 3");
   train(&config, PROFILE_START, false);
   expect_window(PROFILE_START - 1, PROFILE_START);
 }
 
-TEST_WITH(a_resumed_run_warms_up_again, make_tokens_folder, remove_folder) {
+TEST_WITH(a_resumed_run_warms_up_again, make_tokens_folder, NULL) {
   Config config = tiny_training_config(*state, 2 * STEPS, ", \"profile_steps\": 1");
   train(&config, STEPS, true);
   expect_window(PROFILE_START - 1, PROFILE_START);
@@ -91,7 +91,7 @@ static bool run_graphs(const Config *config) {
   return spec_again(config, run_spec(config)).graphs;
 }
 
-TEST_WITH(steps_are_not_recorded_beside_a_window, make_tokens_folder, remove_folder) {
+TEST_WITH(steps_are_not_recorded_beside_a_window, make_tokens_folder, NULL) {
   Config config = tiny_training_config(*state, STEPS, "");
   assert_true(run_graphs(&config));
   config.output.profile_steps = 1;

@@ -97,7 +97,8 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
   h.be->lm_head_dgrad(h.be, M, &g, W, x, sumsq, operand_of((act_t *)h.dx));
   h.be->services.step_end(h.be);
 
-  double *z = xmalloc(V * sizeof *z), dx[D], loss = 0, of_p[2] = {0}, of_s[2] = {0}, of_dx[2] = {0};
+  double *z = held(xmalloc(V * sizeof *z)), dx[D], loss = 0, of_p[2] = {0}, of_s[2] = {0},
+         of_dx[2] = {0};
   for (int64_t m = 0; m < M; m++) {
     const Exact e = exact_row(&h, m, z, dx);
     loss += e.loss;
@@ -109,7 +110,6 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
                d = sqrt(of_dx[0] / of_dx[1]),
                l = fabs(h.be->services.step_result(h.be).loss / loss - 1);
   printf("# from fp64: loss %.1e, dlogits %.1e, s %.1e, dx %.1e\n", l, p, s, d);
-  free(z);
   close_head(&h);
   // Observed: 1.5e-8, 7.3e-8, 1.6e-7, 5.1e-7; with sums in fp32 5.2e-6, 3.8e-6, 4.1e-4, 1.1e-4.
   assert_true(l < 1e-7 && p < 1e-6 && s < 1e-6 && d < 1e-6);

@@ -8,9 +8,7 @@
 
 static Regex *open_it(const char *pattern) {
   Error err;
-  Regex *regex = regex_open(pattern, &err);
-  if (!regex) fail_msg("%s", err.text);
-  return regex;
+  return must_make(regex_open(pattern, &err), &err);
 }
 
 // The matches in a text are these; NULL ends them.

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "model/run/log.h"
 #include "model/optimizer.h"
+#include "tests/support/data_test.h"
 #include "tests/support/faults.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
@@ -100,53 +101,70 @@ TEST(counts_and_times_read_well) {
   assert_string_equal(time_text(NAN).text, "0.0 s");
 }
 
-static cJSON *record(const char *text, int index) {
-  for (; index > 0; index--) text = strchr(text, '\n') + 1;
-  char *line = xstrdup(text);
+// A log in a folder of its own.
+typedef struct LogTest {
+  char *dir, *path; // of log.jsonl
+  RunLog log;
+} LogTest;
+
+static void close_log(void *what) {
+  LogTest *t = what;
+  log_close(&t->log);
+  free(t);
+}
+
+// before: what log.jsonl holds when the log is opened.
+static LogTest *log_test(const char *before) {
+  Error err;
+  LogTest *t = xcalloc(1, sizeof *t);
+  t->dir = temporary_folder();
+  t->path = held_text("%s/log.jsonl", t->dir);
+  if (*before) put_file(t->path, before);
+  must(log_open(&t->log, t->dir, t->dir, 10, &err), &err);
+  return hold(t, close_log);
+}
+
+static const char *log_text(const LogTest *t) {
+  return file_text(t->path, NULL);
+}
+
+static const cJSON *record(const LogTest *t, int index) {
+  char *line = file_text(t->path, NULL);
+  for (; index > 0; index--) line = strchr(line, '\n') + 1;
   line[strcspn(line, "\n")] = '\0';
-  cJSON *json = cJSON_Parse(line);
-  free(line);
-  assert_non_null(json);
-  return json;
+  return hold_json(cJSON_Parse(line), &(Error){"no JSON"});
+}
+
+static const cJSON *item(const cJSON *object, const char *name) {
+  const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, name);
+  assert_non_null(found);
+  return found;
 }
 
 TEST(the_log_is_one_json_object_a_line) {
-  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
-  size_t bytes;
-  must(file_write_atomic(path, "{\"kind\":\"tr", 11, &err), &err); // a killed run's half line
-  RunLog log;
-  must(log_open(&log, dir, dir, 10, &err), &err);
-  log_train(&log, &(StepLine){.step = 1,
-                              .loss = NAN,
-                              .lr = 0.5,
-                              .grad_norm = INFINITY,
-                              .ms = 2,
-                              .tokens = 64,
-                              .counted = 48,
-                              .mfu = NAN});
+  LogTest *t = log_test("{\"kind\":\"tr"); // a killed run's half line
+  log_train(&t->log, &(StepLine){.step = 1,
+                                 .loss = NAN,
+                                 .lr = 0.5,
+                                 .grad_norm = INFINITY,
+                                 .ms = 2,
+                                 .tokens = 64,
+                                 .counted = 48,
+                                 .mfu = NAN});
   const char sample[] = "a\"\\\n\x01\xff\xe2\x82\xac\xe2\x82\xed\xa0\x80";
-  log_sample(&log, 1, sample, sizeof sample - 1);
-  log_stop(&log, 1, "done");
-  log_close(&log);
-  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
+  log_sample(&t->log, 1, sample, sizeof sample - 1);
+  log_stop(&t->log, 1, "done");
 
-  cJSON *train = record(text, 0), *said = record(text, 1), *stop = record(text, 2);
-  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "loss")));
-  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "grad_norm")));
-  assert_int_equal(cJSON_GetObjectItemCaseSensitive(train, "counted")->valueint, 48);
-  near(cJSON_GetObjectItemCaseSensitive(train, "tokens_per_s")->valuedouble, 32000);
-  assert_true(cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(train, "applied")));
-  assert_string_equal(cJSON_GetObjectItemCaseSensitive(said, "text")->valuestring,
+  const cJSON *train = record(t, 0), *said = record(t, 1), *stop = record(t, 2);
+  assert_true(cJSON_IsNull(item(train, "loss")));
+  assert_true(cJSON_IsNull(item(train, "grad_norm")));
+  assert_int_equal(item(train, "counted")->valueint, 48);
+  near(item(train, "tokens_per_s")->valuedouble, 32000);
+  assert_true(cJSON_IsFalse(item(train, "applied")));
+  assert_string_equal(item(said, "text")->valuestring,
                       "a\"\\\n\x01\xef\xbf\xbd\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef"
                       "\xbf\xbd\xef\xbf\xbd");
-  assert_string_equal(cJSON_GetObjectItemCaseSensitive(stop, "reason")->valuestring, "done");
-  cJSON_Delete(train);
-  cJSON_Delete(said);
-  cJSON_Delete(stop);
-  free(text);
-  must(directory_remove(dir, &err), &err);
-  free(path);
-  free(dir);
+  assert_string_equal(item(stop, "reason")->valuestring, "done");
 }
 
 // As far as log_start looks at it, with bytes in its names that are no UTF-8.
@@ -162,16 +180,8 @@ static Config config_of_any_bytes(void) {
   return config;
 }
 
-static const cJSON *item(const cJSON *object, const char *name) {
-  const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, name);
-  assert_non_null(found);
-  return found;
-}
-
 TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
-  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
-  size_t bytes;
-  RunLog log;
+  LogTest *t = log_test("");
   const Config config = config_of_any_bytes();
   const MemoryPlan plan = {
       .count = 2, .total_bytes = 42, .items = {{"x", "[M, D]", 40}, {"logits", "[M, V]", 2}}};
@@ -188,15 +198,12 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
                       .epochs = 2,
                       .tokenizer = "\xff/tokenizer.json",
                       .changes = "data.tokenizer \"\xff\" -> \"bytes\""};
-  must(log_open(&log, dir, dir, 10, &err), &err);
-  log_start(&log, &facts);
+  log_start(&t->log, &facts);
   facts.changes = facts.tokenizer = NULL;
-  log_start(&log, &facts);
-  log_close(&log);
-  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
-  assert_int_equal(utf8_valid(text, bytes), bytes);
+  log_start(&t->log, &facts);
+  assert_int_equal(utf8_valid(log_text(t), strlen(log_text(t))), strlen(log_text(t)));
 
-  cJSON *start = record(text, 0), *again = record(text, 1);
+  const cJSON *start = record(t, 0), *again = record(t, 1);
   const cJSON *memory = item(start, "memory"), *of_train = item(item(start, "config"), "train");
   assert_string_equal(item(start, "kind")->valuestring, "start");
   assert_int_equal(item(start, "step")->valueint, 3);
@@ -223,51 +230,29 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
                       "data.tokenizer \"\xef\xbf\xbd\" -> \"bytes\"");
   assert_true(cJSON_IsFalse(item(again, "resumed")));
   assert_null(cJSON_GetObjectItemCaseSensitive(again, "changes"));
-  cJSON_Delete(start);
-  cJSON_Delete(again);
-  free(text);
-  must(directory_remove(dir, &err), &err);
-  free(path);
-  free(dir);
 }
 
 TEST(an_end_is_one_of_that_step) {
-  char *dir = temporary_folder();
-  RunLog log;
-  assert_false(log_has_end(dir, 10)); // no file
-  must(log_open(&log, dir, dir, 10, &err), &err);
-  log_stop(&log, 10, "signal");
-  assert_false(log_has_end(dir, 10));
-  log_stop(&log, 10, "done");
-  assert_true(log_has_end(dir, 10));
-  assert_false(log_has_end(dir, 1));
-  assert_false(log_has_end(dir, 20));
-  log_close(&log);
-  must(directory_remove(dir, &err), &err);
-  free(dir);
+  assert_false(log_has_end(temporary_folder(), 10)); // no file
+  LogTest *t = log_test("");
+  log_stop(&t->log, 10, "signal");
+  assert_false(log_has_end(t->dir, 10));
+  log_stop(&t->log, 10, "done");
+  assert_true(log_has_end(t->dir, 10));
+  assert_false(log_has_end(t->dir, 1));
+  assert_false(log_has_end(t->dir, 20));
 }
 
 TEST(the_log_has_where_a_start_took_its_time) {
-  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
-  size_t bytes;
-  RunLog log;
+  LogTest *t = log_test("");
   const Phases phases = {.list = {{"program", 20.5}, {"first step", 100}}, .count = 2};
-  must(log_open(&log, dir, dir, 10, &err), &err);
-  log_opened(&log, 1, &phases, 123);
-  log_close(&log);
-  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
-  cJSON *opened = record(text, 0);
-  const cJSON *list = cJSON_GetObjectItemCaseSensitive(opened, "phases");
-  assert_string_equal(cJSON_GetObjectItemCaseSensitive(opened, "kind")->valuestring, "opened");
-  near(cJSON_GetObjectItemCaseSensitive(opened, "ms")->valuedouble, 120.5);
+  log_opened(&t->log, 1, &phases, 123);
+  const cJSON *opened = record(t, 0), *list = item(opened, "phases");
+  assert_string_equal(item(opened, "kind")->valuestring, "opened");
+  near(item(opened, "ms")->valuedouble, 120.5);
   assert_int_equal(item(opened, "memory_taken")->valueint, 123);
-  near(cJSON_GetObjectItemCaseSensitive(list, "program")->valuedouble, 20.5);
-  near(cJSON_GetObjectItemCaseSensitive(list, "first step")->valuedouble, 100);
-  cJSON_Delete(opened);
-  free(text);
-  must(directory_remove(dir, &err), &err);
-  free(path);
-  free(dir);
+  near(item(list, "program")->valuedouble, 20.5);
+  near(item(list, "first step")->valuedouble, 100);
 }
 
 static int syncs;
@@ -275,185 +260,123 @@ static void count_sync(void) {
   syncs++;
 }
 
-typedef struct LogTest {
-  char *dir, *path, *text; // the folder, its log.jsonl, and what that held when it was last read
-  RunLog log;
-} LogTest;
-
-static LogTest log_test_open(const char *before) {
-  Error err;
-  LogTest t = {.dir = temporary_folder()};
-  t.path = xasprintf("%s/log.jsonl", t.dir);
-  must(file_write(t.path, before, strlen(before), &err), &err);
-  must(log_open(&t.log, t.dir, t.dir, 10, &err), &err);
-  return t;
-}
-
-static const char *log_text(LogTest *t) {
-  Error err;
-  size_t bytes;
-  free(t->text);
-  must(file_read(t->path, 1 << 20, &t->text, &bytes, &err), &err);
-  return t->text;
-}
-
-static void log_test_close(LogTest *t) {
-  Error err;
-  log_close(&t->log);
-  must(directory_remove(t->dir, &err), &err);
-  free(t->text);
-  free(t->path);
-  free(t->dir);
-}
-
 #define STOP(step) "{\"kind\":\"stop\",\"step\":" #step ",\"reason\":\"x\"}\n"
 #define SAVE(step) "{\"kind\":\"save\",\"step\":" #step ",\"path\":\"p\"}\n"
 
 TEST(a_full_disk_leaves_no_part_of_a_line) {
-  LogTest t = log_test_open(STOP(1));
+  LogTest *t = log_test(STOP(1));
   const struct rlimit free_disk = {RLIM_INFINITY, RLIM_INFINITY},
                       full_disk = {2 * strlen(STOP(1)) + 5, RLIM_INFINITY};
   signal(SIGXFSZ, SIG_IGN);
   must(setrlimit(RLIMIT_FSIZE, &full_disk), &(Error){"setrlimit"});
-  for (int64_t step = 2; step < 5; step++) log_stop(&t.log, step, "x");
-  assert_string_equal(log_text(&t), STOP(1) STOP(2));
+  for (int64_t step = 2; step < 5; step++) log_stop(&t->log, step, "x");
+  assert_string_equal(log_text(t), STOP(1) STOP(2));
   must(setrlimit(RLIMIT_FSIZE, &free_disk), &(Error){"setrlimit"});
-  log_stop(&t.log, 5, "x");
-  assert_string_equal(log_text(&t), STOP(1) STOP(2) STOP(3) STOP(4) STOP(5));
-  log_test_close(&t);
+  log_stop(&t->log, 5, "x");
+  assert_string_equal(log_text(t), STOP(1) STOP(2) STOP(3) STOP(4) STOP(5));
 }
 
 // As a rotation of logs does it, by a new file or by none.
 TEST(a_log_that_is_moved_away_gets_a_new_file) {
   for (int made = 0; made < 2; made++) {
-    LogTest t = log_test_open(STOP(1));
-    const PathText moved = path_text("%s.1", t.path);
-    log_stop(&t.log, 2, "x");
-    must(path_rename(t.path, moved.text, &err), &err);
-    if (made) must(file_write(t.path, STOP(7) "torn", strlen(STOP(7) "torn"), &err), &err);
-    log_stop(&t.log, 3, "x");
-    assert_string_equal(log_text(&t), made ? STOP(7) STOP(3) : STOP(3));
-    assert_int_equal(unlink(t.path), 0);
-    log_stop(&t.log, 4, "x");
-    assert_string_equal(log_text(&t), STOP(4));
-    must(log_complete(&t.log, &err), &err);
-    log_test_close(&t);
+    LogTest *t = log_test(STOP(1));
+    const PathText moved = path_text("%s.1", t->path);
+    log_stop(&t->log, 2, "x");
+    must(path_rename(t->path, moved.text, &err), &err);
+    if (made) put_file(t->path, STOP(7) "torn");
+    log_stop(&t->log, 3, "x");
+    assert_string_equal(log_text(t), made ? STOP(7) STOP(3) : STOP(3));
+    assert_int_equal(unlink(t->path), 0);
+    log_stop(&t->log, 4, "x");
+    assert_string_equal(log_text(t), STOP(4));
+    must(log_complete(&t->log, &err), &err);
   }
 }
 
 // Lines are kept, and never lost without a word.
 TEST(a_log_that_is_a_link_is_not_written_to) {
-  LogTest t = log_test_open(STOP(1));
-  const PathText other = path_text("%s/other", t.dir);
-  must(file_write(other.text, "mine", 4, &err), &err);
-  assert_int_equal(unlink(t.path), 0);
-  assert_int_equal(symlink("other", t.path), 0);
-  log_stop(&t.log, 2, "x");
-  assert_string_equal(log_text(&t), "mine");
-  expect_error(log_complete(&t.log, &err), &err, "could not be written");
+  LogTest *t = log_test(STOP(1));
+  const PathText other = path_text("%s/other", t->dir);
+  put_file(other.text, "mine");
+  assert_int_equal(unlink(t->path), 0);
+  assert_int_equal(symlink("other", t->path), 0);
+  log_stop(&t->log, 2, "x");
+  assert_string_equal(log_text(t), "mine");
+  expect_error(log_complete(&t->log, &err), &err, "could not be written");
   RunLog second;
-  expect_error(log_open(&second, t.dir, t.dir, 10, &err), &err, "log.jsonl' is a link");
-  assert_int_equal(unlink(t.path), 0);
-  log_stop(&t.log, 3, "x");
-  assert_string_equal(log_text(&t), STOP(2) STOP(3));
-  must(log_complete(&t.log, &err), &err);
-  log_test_close(&t);
+  expect_error(log_open(&second, t->dir, t->dir, 10, &err), &err, "log.jsonl' is a link");
+  assert_int_equal(unlink(t->path), 0);
+  log_stop(&t->log, 3, "x");
+  assert_string_equal(log_text(t), STOP(2) STOP(3));
+  must(log_complete(&t->log, &err), &err);
 }
 
 TEST(what_a_crash_tore_is_cut_off) {
   enum { LONG = 200000 }; // several blocks
-  char *torn = xcalloc(LONG + 1, 1), *before = xasprintf("%s%s", STOP(1), STOP(2));
+  char *torn = held(xcalloc(LONG + 1, 1)), *before = held_text("%s%s", STOP(1), STOP(2));
   memset(torn, 'x', LONG);
-  char *both = xasprintf("%s%s", before, torn);
-  LogTest t = log_test_open(both);
-  assert_string_equal(log_text(&t), before);
-  log_stop(&t.log, 3, "x");
-  assert_string_equal(log_text(&t), STOP(1) STOP(2) STOP(3));
-  log_test_close(&t);
-  t = log_test_open(torn); // no line is whole
-  assert_string_equal(log_text(&t), "");
-  log_test_close(&t);
-  free(both);
-  free(before);
-  free(torn);
+  char *both = held_text("%s%s", before, torn);
+  LogTest *t = log_test(both);
+  assert_string_equal(log_text(t), before);
+  log_stop(&t->log, 3, "x");
+  assert_string_equal(log_text(t), STOP(1) STOP(2) STOP(3));
+  t = log_test(torn); // no line is whole
+  assert_string_equal(log_text(t), "");
 }
 
 TEST(a_save_is_synced_and_its_line_comes_once) {
-  LogTest t = log_test_open(SAVE(1) STOP(20));
-  log_saved_before(&t.log, 1, "p");
-  assert_string_equal(log_text(&t), SAVE(1) STOP(20));
-  log_saved_before(&t.log, 2, "p"); // the run was killed before it wrote this
-  assert_string_equal(log_text(&t), SAVE(1) STOP(20) SAVE(2));
+  LogTest *t = log_test(SAVE(1) STOP(20));
+  log_saved_before(&t->log, 1, "p");
+  assert_string_equal(log_text(t), SAVE(1) STOP(20));
+  log_saved_before(&t->log, 2, "p"); // the run was killed before it wrote this
+  assert_string_equal(log_text(t), SAVE(1) STOP(20) SAVE(2));
   injected.before_sync = count_sync;
-  log_save(&t.log, 3, "p", 2, 1);
+  log_save(&t->log, 3, "p", 2, 1);
   assert_int_equal(syncs, 1);
-  log_stop(&t.log, 3, "x");
+  log_stop(&t->log, 3, "x");
   assert_int_equal(syncs, 2);
   injected.before_sync = NULL;
-  log_test_close(&t);
 }
 
-// A log whose printed lines are kept, too. text: of log.jsonl, lines: what was printed.
-typedef struct PrintedLog {
-  RunLog log;
-  char *dir, *text, *lines;
-  int out;
-} PrintedLog;
-
-static void printed_open(PrintedLog *p) {
-  Error err;
-  *p = (PrintedLog){.dir = temporary_folder()};
-  must(log_open(&p->log, p->dir, p->dir, 10, &err), &err);
+// Standard output goes to a file of this folder until show_again, which returns what that holds.
+static int show_in(const char *dir) {
   fflush(stdout);
-  p->out = dup(STDOUT_FILENO);
-  assert_non_null(freopen(path_text("%s/shown", p->dir).text, "w", stdout));
+  const int shown = dup(STDOUT_FILENO);
+  assert_non_null(freopen(path_text("%s/shown", dir).text, "w", stdout));
+  return shown;
 }
 
-static void printed_read(PrintedLog *p) {
-  size_t bytes;
-  Error err;
+static const char *show_again(int shown, const char *dir) {
   fflush(stdout);
-  dup2(p->out, STDOUT_FILENO);
-  close(p->out);
-  log_close(&p->log);
-  must(file_read(path_text("%s/log.jsonl", p->dir).text, 1 << 20, &p->text, &bytes, &err), &err);
-  must(file_read(path_text("%s/shown", p->dir).text, 1 << 20, &p->lines, &bytes, &err), &err);
-}
-
-static void printed_close(PrintedLog *p) {
-  Error err;
-  must(directory_remove(p->dir, &err), &err);
-  free(p->text);
-  free(p->lines);
-  free(p->dir);
+  dup2(shown, STDOUT_FILENO);
+  close(shown);
+  return file_text(path_text("%s/shown", dir).text, NULL);
 }
 
 // What a run in FP8 writes besides: on the progress line only where something was clipped.
 TEST(fp8_names_its_peak_and_counts_saturated_tensors) {
-  PrintedLog p;
-  printed_open(&p);
+  LogTest *t = log_test("");
+  const int shown = show_in(t->dir);
   StepLine line = {.step = 1, .ms = 2, .tokens = 64, .mfu = 0.25, .applied = true};
-  log_train(&p.log, &line);
+  log_train(&t->log, &line);
   line.fp8 = true;
-  p.log.printed_ms = 0;
-  log_train(&p.log, &line);
+  t->log.printed_ms = 0;
+  log_train(&t->log, &line);
   line.saturated = 3;
-  p.log.printed_ms = 0;
-  log_train(&p.log, &line);
-  printed_read(&p);
+  t->log.printed_ms = 0;
+  log_train(&t->log, &line);
+  const char *const lines = show_again(shown, t->dir);
   static const double counts[] = {NAN, 0, 3};
   for (int i = 0; i < 3; i++) {
-    cJSON *train = record(p.text, i);
+    const cJSON *train = record(t, i);
     const cJSON *saturated = cJSON_GetObjectItemCaseSensitive(train, "saturated");
     assert_true(isnan(counts[i]) ? !saturated : saturated && saturated->valuedouble == counts[i]);
-    cJSON_Delete(train);
   }
-  const char *first = p.lines, *second = strchr(first, '\n') + 1, *third = strchr(second, '\n') + 1;
+  const char *first = lines, *second = strchr(first, '\n') + 1, *third = strchr(second, '\n') + 1;
   assert_int_equal(strncmp(strstr(first, "25.0%"), "25.0% of peak |", 15), 0);
   assert_int_equal(strncmp(strstr(second, "25.0%"), "25.0% of FP8's peak |", 21), 0);
   assert_ptr_equal(strstr(first, "saturated"), strstr(third, "saturated"));
   assert_non_null(strstr(third, " | 3 saturated\n"));
-  printed_close(&p);
 }
 
 // NAN: null.
@@ -467,33 +390,30 @@ static void expect_number(const cJSON *object, const char *name, double value) {
 }
 
 TEST(a_validation_says_what_is_known_of_it) {
-  PrintedLog p;
-  printed_open(&p);
+  LogTest *t = log_test("");
+  const int shown = show_in(t->dir);
   ValLine val = {.step = 10, .loss = 1.5, .error = 0.125, .bits_per_byte = 2.25, .tokens = 640};
-  log_val(&p.log, &val, true);
+  log_val(&t->log, &val, true);
   val.error = val.bits_per_byte = NAN;
-  log_val(&p.log, &val, false);
+  log_val(&t->log, &val, false);
   val.error = 0;
   val.whole = true;
-  log_val(&p.log, &val, false);
-  printed_read(&p);
+  log_val(&t->log, &val, false);
+  const char *const lines = show_again(shown, t->dir);
   static const struct {
     const char *kind;
     double error, bits;
   } expected[] = {{"val", 0.125, 2.25}, {"val", NAN, NAN}, {"val", 0, NAN}};
   for (int i = 0; i < 3; i++) {
-    cJSON *got = record(p.text, i);
-    assert_string_equal(cJSON_GetObjectItemCaseSensitive(got, "kind")->valuestring,
-                        expected[i].kind);
+    const cJSON *got = record(t, i);
+    assert_string_equal(item(got, "kind")->valuestring, expected[i].kind);
     expect_number(got, "loss", 1.5);
     expect_number(got, "stderr", expected[i].error);
     expect_number(got, "bits_per_byte", expected[i].bits);
     expect_number(got, "tokens", 640);
-    cJSON_Delete(got);
   }
-  assert_string_equal(p.lines, "step 10 | validation loss 1.5000 +- 0.1250, 2.2500 bits per byte, "
-                               "over 640 tokens (best so far)\n"
-                               "step 10 | validation loss 1.5000 over 640 tokens\n"
-                               "step 10 | validation loss 1.5000 over 640 tokens, all windows\n");
-  printed_close(&p);
+  assert_string_equal(lines, "step 10 | validation loss 1.5000 +- 0.1250, 2.2500 bits per byte, "
+                             "over 640 tokens (best so far)\n"
+                             "step 10 | validation loss 1.5000 over 640 tokens\n"
+                             "step 10 | validation loss 1.5000 over 640 tokens, all windows\n");
 }

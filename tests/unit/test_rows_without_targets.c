@@ -48,9 +48,9 @@ static void load(SmallModel *s, const int32_t *targets) {
   llama_load_batch(&s->llama, &(Batch){.tokens = tokens, .targets = own});
 }
 
-static SmallModel open_trained(SmallShape shape) {
-  SmallModel s = small_open(shape);
-  small_train(&s, 0, 2); // FP8 has scales, and memory a step's gradients
+static SmallModel *open_trained(SmallShape shape) {
+  SmallModel *s = small_open(shape);
+  small_train(s, 0, 2); // FP8 has scales, and memory a step's gradients
   return s;
 }
 
@@ -148,9 +148,8 @@ TEST(they_leave_zeros_and_other_rows_the_same_bits) {
     for (int chunks = 1; chunks <= 8; chunks *= 8) {
       SmallShape shape = precisions[i].shape;
       shape.loss_chunks = chunks;
-      SmallModel s = open_trained(shape);
-      check_head(&s, precisions[i].name);
-      small_close(&s);
+      SmallModel *s = open_trained(shape);
+      check_head(s, precisions[i].name);
     }
 }
 
@@ -203,17 +202,16 @@ static double apart(const SmallModel *s, const Gradients *a, const Gradients *b,
 // Gradients are sums over rows: those of two halves of the rows add up to those of all.
 TEST(gradients_are_those_of_the_other_rows) {
   for (int chunks = 1; chunks <= 64; chunks *= 8) {
-    SmallModel s = open_trained((SmallShape){.loss_chunks = chunks, .tied = chunks == 8});
-    Gradients all = gradients_of(&s, NO_ROW, false);
+    SmallModel *s = open_trained((SmallShape){.loss_chunks = chunks, .tied = chunks == 8});
+    Gradients all = gradients_of(s, NO_ROW, false);
     for (Left left = FIRST; left < KINDS; left++) {
-      Gradients counted = gradients_of(&s, left, false), others = gradients_of(&s, left, true);
-      const double error = apart(&s, &counted, &others, &all);
+      Gradients counted = gradients_of(s, left, false), others = gradients_of(s, left, true);
+      const double error = apart(s, &counted, &others, &all);
       printf("# %d chunks, kind %d: error %.1e, bound 2e-6\n", chunks, (int)left, error);
       assert_true(error < 2e-6); // observed: at most 6.7e-7
-      gradients_free(&s, &counted), gradients_free(&s, &others);
+      gradients_free(s, &counted), gradients_free(s, &others);
     }
-    gradients_free(&s, &all);
-    small_close(&s);
+    gradients_free(s, &all);
   }
 }
 
@@ -222,14 +220,13 @@ TEST(where_no_row_counts_all_gradients_are_0) {
     for (int chunks = 1; chunks <= 8; chunks *= 8) {
       SmallShape shape = precisions[i].shape;
       shape.loss_chunks = chunks;
-      SmallModel s = open_trained(shape);
-      Gradients none = gradients_of(&s, ALL_ROWS, false);
+      SmallModel *s = open_trained(shape);
+      Gradients none = gradients_of(s, ALL_ROWS, false);
       assert_true(none.loss == 0);
-      for (int t = 0; t < s.llama.param_count; t++)
-        for (int64_t k = 0; k < s.llama.tensors[t].rows * s.llama.tensors[t].cols; k++)
+      for (int t = 0; t < s->llama.param_count; t++)
+        for (int64_t k = 0; k < s->llama.tensors[t].rows * s->llama.tensors[t].cols; k++)
           assert_true(none.of[t][k] == 0);
-      gradients_free(&s, &none);
-      small_close(&s);
+      gradients_free(s, &none);
     }
 }
 
@@ -283,37 +280,35 @@ TEST(the_update_divides_by_the_rows_that_count) {
   int32_t targets[M];
   const double all_by_counted = (double)M / make_targets(EVERY_THIRD, false, targets);
   for (int clips = 0; clips < 2; clips++) {
-    SmallModel scaled = small_open((SmallShape){0}), weighted = small_open((SmallShape){0});
+    SmallModel *scaled = small_open((SmallShape){0}), *weighted = small_open((SmallShape){0});
     const double clip = clips ? 0.5 : 0;
-    const StepResult a = step(&scaled, EVERY_THIRD, 1, clip, all_by_counted),
-                     b = step(&weighted, EVERY_THIRD, all_by_counted, clip, 1);
-    const double moments = moments_apart(&scaled, &weighted);
+    const StepResult a = step(scaled, EVERY_THIRD, 1, clip, all_by_counted),
+                     b = step(weighted, EVERY_THIRD, all_by_counted, clip, 1);
+    const double moments = moments_apart(scaled, weighted);
     printf("# loss %.9f, norm %.6f; apart: loss %.1e, norm %.1e, moments %.1e; bounds 1e-6, 1e-6, "
            "2e-6\n",
            a.loss, a.grad_norm, near(a.loss, b.loss), near(a.grad_norm, b.grad_norm), moments);
     assert_true(a.grad_norm > 0.5 && a.applied && b.applied);
     assert_true(near(a.loss, b.loss) < 1e-6 && near(a.grad_norm, b.grad_norm) < 1e-6);
     assert_true(moments < 2e-6);
-    small_close(&scaled), small_close(&weighted);
   }
 }
 
 // The update comes all the same, and without earlier moments it is decay alone.
 TEST(a_step_in_which_no_row_counts_decays) {
   for (int i = 0; i < PRECISIONS; i++) {
-    SmallModel s = small_open(precisions[i].shape), before = small_open(precisions[i].shape);
-    const StepResult result = step(&s, ALL_ROWS, 1, 1, 0);
+    SmallModel *s = small_open(precisions[i].shape), *before = small_open(precisions[i].shape);
+    const StepResult result = step(s, ALL_ROWS, 1, 1, 0);
     assert_true(result.loss == 0 && result.grad_norm == 0 && result.applied);
     assert_int_equal(result.updates, 1);
-    for (int t = 0; t < s.llama.param_count; t++) {
-      const ParamTensor *p = &s.llama.tensors[t];
-      const float *was = (const float *)before.llama.tensors[t].master,
+    for (int t = 0; t < s->llama.param_count; t++) {
+      const ParamTensor *p = &s->llama.tensors[t];
+      const float *was = (const float *)before->llama.tensors[t].master,
                   *is = (const float *)p->master,
                   keep = (float)(1 - hyper.learning_rate * (p->vector ? 0 : hyper.weight_decay));
       for (int64_t k = 0; k < p->rows * p->cols; k++) assert_true(is[k] == keep * was[k]);
     }
-    const StepResult next = step(&s, NO_ROW, 1, 1, 1);
+    const StepResult next = step(s, NO_ROW, 1, 1, 1);
     assert_true(isfinite(next.loss) && next.loss > 0 && next.grad_norm > 0 && next.applied);
-    small_close(&s), small_close(&before);
   }
 }

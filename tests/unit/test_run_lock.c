@@ -29,23 +29,13 @@ static void move(const char *from, const char *to) {
   must(path_rename(from, to, &err), &err);
 }
 
-static void write_text(const char *path, const char *text) {
-  Error err = {""};
-  must(file_write(path, text, strlen(text), &err), &err);
-}
-
 static void expect_text(const char *path, const char *text) {
-  Error err = {""};
-  char *found;
-  size_t bytes;
-  must(file_read(path, 1 << 16, &found, &bytes, &err), &err);
-  assert_string_equal(found, text);
-  free(found);
+  assert_string_equal(file_text(path, NULL), text);
 }
 
 // ---- One process a folder
 
-TEST_WITH(a_second_lock_is_refused_until_the_first_is_gone, make_folder, remove_folder) {
+TEST_WITH(a_second_lock_is_refused_until_the_first_is_gone, make_folder, NULL) {
   Locked l = locked_run(state);
   RunLock second;
   char holder[64];
@@ -58,12 +48,12 @@ TEST_WITH(a_second_lock_is_refused_until_the_first_is_gone, make_folder, remove_
   run_unlock(&second);
 }
 
-TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folder, remove_folder) {
+TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folder, NULL) {
   const char *folder = *state;
   const PathText target = path_text("%s/precious", folder), absent = path_text("%s/none", folder),
                  file = path_text("%s/" LOCK_FILE, folder);
   RunLock lock;
-  write_text(target.text, "as it was");
+  put_file(target.text, "as it was");
   assert_int_equal(symlink(target.text, file.text), 0);
   expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
   expect_text(target.text, "as it was");
@@ -116,7 +106,7 @@ static void strike(Attack attack, const char *folder, RunLock *other) {
   if (attack == LOCK_LINKED) assert_int_equal(symlink("precious", file.text), 0);
 }
 
-TEST_WITH(a_run_knows_whether_its_folder_is_its_own, make_folder, remove_folder) {
+TEST_WITH(a_run_knows_whether_its_folder_is_its_own, make_folder, NULL) {
   const char *folder = *state;
   const PathText home = path_text("%s/home", folder), run = path_text("%s/run", home.text),
                  note = path_text("%s/note", run.text);
@@ -132,7 +122,7 @@ TEST_WITH(a_run_knows_whether_its_folder_is_its_own, make_folder, remove_folder)
                    "was moved, removed or replaced while the run");
     if (attack >= REMOVED) expect_error(-1, &err, run.text);
     // What is written all the same lands in the folder that is held, and the lock of another stays.
-    if (attack != REMOVED) write_text(path_text("%s/note", lock.path.text).text, "ours");
+    if (attack != REMOVED) put_file(path_text("%s/note", lock.path.text).text, "ours");
     const bool still_named = attack < REMOVED || attack == EMPTIED || attack >= LOCK_REMOVED;
     assert_int_equal(path_exists(note.text), still_named);
     run_unlock(&lock);
@@ -145,7 +135,7 @@ TEST_WITH(a_run_knows_whether_its_folder_is_its_own, make_folder, remove_folder)
 
 // ---- What is written
 
-TEST_WITH(sentences_have_the_users_name, make_folder, remove_folder) {
+TEST_WITH(sentences_have_the_users_name, make_folder, NULL) {
   Locked l = locked_run(state);
   const char *path = l.lock.path.text, *run = l.run.text;
   static const char sentence[] = "cannot rename '%s/a' to '%s/b' in '%s'; all else is fine";

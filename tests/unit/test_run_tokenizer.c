@@ -2,33 +2,28 @@
 #include "base/json.h"
 #include "model/run/run.h"
 #include "tests/support/config_test.h"
+#include "tests/support/data_test.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { OTHERS = 12345 }; // a fingerprint that no tokenizer here has
 
 static uint64_t fingerprint(const char *path) {
-  Error err = {""};
-  Tokenizer *tokenizer = tokenizer_open(path, &err);
-  if (!tokenizer) fail_msg("%s", err.text);
-  const uint64_t value = tokenizer_facts(tokenizer)->fingerprint;
-  tokenizer_close(tokenizer);
-  return value;
+  return tokenizer_facts(open_tokenizer(path))->fingerprint;
 }
 
-// A folder with a tokenizer of `letters` tokens and an end, in fresh memory; removed by drop.
+// A folder with a tokenizer of `letters` tokens and an end.
 static char *folder_with_tokenizer(int letters) {
   Error err = {""};
   char *folder = temporary_folder();
   JsonWriter w = {0};
   json_open(&w, NULL, '{');
   json_raw(&w, "version", "\"1.0\"");
-  char *end = xasprintf("[{\"id\":%d,\"content\":\"<|endoftext|>\",\"single_word\":false,"
+  char *end = held_text("[{\"id\":%d,\"content\":\"<|endoftext|>\",\"single_word\":false,"
                         "\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
                         "\"special\":true}]",
                         letters);
   json_raw(&w, "added_tokens", end);
-  free(end);
   json_raw(&w, "pre_tokenizer",
            "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}");
   json_raw(&w, "decoder", "{\"type\":\"ByteLevel\"}");
@@ -45,12 +40,6 @@ static char *folder_with_tokenizer(int letters) {
   return folder;
 }
 
-static void drop(char *folder) {
-  Error err = {""};
-  must(directory_remove(folder, &err), &err);
-  free(folder);
-}
-
 // A token file of 100 tokens that says `maker` made it.
 static Loader *loader_of(const char *folder, const char *name, uint64_t maker) {
   Error err = {""};
@@ -62,9 +51,7 @@ static Loader *loader_of(const char *folder, const char *name, uint64_t maker) {
   must(token_writer_append(&w, tokens, 100, &err), &err);
   must(token_writer_finish(&w, &err), &err);
   token_writer_close(&w);
-  Loader *loader = loader_open(&(LoaderConfig){.pattern = path.text, .batch = 1, .seq = 8}, &err);
-  if (!loader) fail_msg("%s", err.text);
-  return loader;
+  return open_loader(&(LoaderConfig){.pattern = path.text, .batch = 1, .seq = 8});
 }
 
 typedef struct Case {
@@ -92,8 +79,6 @@ static void check_case(const char *folder, const Case *c) {
   if (tokenizer && !strstr(tokenizer_facts(tokenizer)->name, c->name))
     fail_msg("the tokenizer is %s, not %s", tokenizer_facts(tokenizer)->name, c->name);
   tokenizer_close(tokenizer);
-  loader_close(val);
-  loader_close(train);
 }
 
 TEST(files_and_vocabulary_must_be_the_tokenizers) {
@@ -116,7 +101,6 @@ TEST(files_and_vocabulary_must_be_the_tokenizers) {
   };
   char *folder = temporary_folder();
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(folder, &cases[i]);
-  drop(folder);
 }
 
 TEST(the_data_name_their_tokenizer_before_the_model_does) {
@@ -151,7 +135,4 @@ TEST(the_data_name_their_tokenizer_before_the_model_does) {
   check_case(plain, &(Case){0, 0, "", model, 100, NULL, {NULL}});
   check_case(plain, &(Case){models, 0, "", model, 100, "", {"not in its folder"}});
   check_case(plain, &(Case){0, 0, model, "", 100, "", {"data.tokenizer: ", "Unigram"}});
-  drop(data);
-  drop(model);
-  drop(plain);
 }

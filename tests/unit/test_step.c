@@ -60,7 +60,7 @@ static float *snapshot(const TinyRun *run, size_t *bytes) {
   size_t count = 0;
   for (int i = 0; i < run->llama.param_count; i++)
     count += (size_t)(run->llama.tensors[i].rows * run->llama.tensors[i].cols);
-  float *all = xcalloc(3 * count, sizeof *all), *at = all;
+  float *all = held(xcalloc(3 * count, sizeof *all)), *at = all;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
@@ -77,51 +77,43 @@ static bool same_state(const TinyRun *a, const TinyRun *b) {
   size_t bytes_a, bytes_b;
   float *state_a = snapshot(a, &bytes_a), *state_b = snapshot(b, &bytes_b);
   const bool same = bytes_a == bytes_b && memcmp(state_a, state_b, bytes_a) == 0;
-  free(state_a);
-  free(state_b);
   return same;
 }
 
 static void check_same_bits(const char *kind) {
-  TinyRun a, b;
-  tiny_run_open(&a, kind);
-  tiny_run_open(&b, kind);
-  llama_init_weights(&a.llama, 7);
-  llama_init_weights(&b.llama, 7);
-  assert_true(same_state(&a, &b));
+  TinyRun *a = tiny_run_open(kind), *b = tiny_run_open(kind);
+  llama_init_weights(&a->llama, 7);
+  llama_init_weights(&b->llama, 7);
+  assert_true(same_state(a, b));
   for (uint64_t i = 0; i < 5; i++) {
-    const StepResult ra = step(&a, i, &adamw), rb = step(&b, i, &adamw);
+    const StepResult ra = step(a, i, &adamw), rb = step(b, i, &adamw);
     assert_memory_equal(&ra.loss, &rb.loss, sizeof ra.loss);
   }
-  assert_true(same_state(&a, &b));
-  llama_init_weights(&b.llama, 8);
-  assert_false(same_state(&a, &b));
-  tiny_run_close(&a);
-  tiny_run_close(&b);
+  assert_true(same_state(a, b));
+  llama_init_weights(&b->llama, 8);
+  assert_false(same_state(a, b));
 }
 
 // Two steps that are read together have times of their own.
 TEST(steps_tell_their_times) {
-  TinyRun run;
-  tiny_run_open(&run, "");
-  llama_init_weights(&run.llama, 7);
+  TinyRun *run = tiny_run_open("");
+  llama_init_weights(&run->llama, 7);
   const double began = now_ms();
   double sum = 0;
   for (uint64_t i = 0; i < 2; i++) {
-    run.be->services.clock_start(run.be);
-    gradients(&run, i, 1);
-    run.be->services.set_hyper(run.be, &adamw);
-    run.be->adamw(run.be, run.llama.tensors, run.llama.param_count);
-    run.be->services.step_end(run.be);
+    run->be->services.clock_start(run->be);
+    gradients(run, i, 1);
+    run->be->services.set_hyper(run->be, &adamw);
+    run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
+    run->be->services.step_end(run->be);
   }
   const double passed = now_ms() - began;
   for (int i = 0; i < 2; i++) {
-    const double ms = run.be->services.step_result(run.be).ms;
+    const double ms = run->be->services.step_result(run->be).ms;
     assert_true(ms > 0);
     sum += ms;
   }
   assert_true(sum <= passed);
-  tiny_run_close(&run);
 }
 
 TEST(the_same_seed_gives_the_same_bits) {
@@ -129,33 +121,28 @@ TEST(the_same_seed_gives_the_same_bits) {
 }
 
 TEST(initial_weights_do_not_depend_on_the_threads) {
-  TinyRun one, four;
-  tiny_run_open(&one, "");
-  tiny_run_open(&four, "");
+  TinyRun *one = tiny_run_open(""), *four = tiny_run_open("");
   omp_set_num_threads(1);
-  llama_init_weights(&one.llama, 7);
+  llama_init_weights(&one->llama, 7);
   omp_set_num_threads(4);
-  llama_init_weights(&four.llama, 7);
+  llama_init_weights(&four->llama, 7);
   omp_set_num_threads(1);
-  assert_true(same_state(&one, &four));
-  tiny_run_close(&one);
-  tiny_run_close(&four);
+  assert_true(same_state(one, four));
 }
 
 // The other tensors have the weights that they have without it.
 TEST(zero_init_zeroes_the_output_projections_alone) {
-  TinyRun run, plain;
-  tiny_run_open(&run, "\"initializer_range\": 0.2");
-  tiny_run_open(&plain, "\"initializer_range\": 0.2");
-  run.llama.config.zero_init = true;
-  llama_init_weights(&run.llama, 7);
-  llama_init_weights(&plain.llama, 7);
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.2"),
+          *plain = tiny_run_open("\"initializer_range\": 0.2");
+  run->llama.config.zero_init = true;
+  llama_init_weights(&run->llama, 7);
+  llama_init_weights(&plain->llama, 7);
   size_t bytes;
-  float *zeroed = snapshot(&run, &bytes), *drawn = snapshot(&plain, &bytes);
-  const ModelConfig *c = &run.llama.config;
+  float *zeroed = snapshot(run, &bytes), *drawn = snapshot(plain, &bytes);
+  const ModelConfig *c = &run->llama.config;
   int64_t at = 0, zeros = 0;
-  for (int i = 0; i < run.llama.param_count; i++) {
-    const int64_t n = run.llama.tensors[i].rows * run.llama.tensors[i].cols;
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const int64_t n = run->llama.tensors[i].rows * run->llama.tensors[i].cols;
     bool output = false;
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++)
       output |= i == param_index(c, PARAM_OUT, layer) || i == param_index(c, PARAM_DOWN, layer);
@@ -166,28 +153,22 @@ TEST(zero_init_zeroes_the_output_projections_alone) {
     at += 3 * n;
   }
   assert_int_equal(zeros, 0);
-  free(zeroed);
-  free(drawn);
-  const double first = step(&run, 3, &adamw).loss;
+  const double first = step(run, 3, &adamw).loss;
   double last = first;
-  for (int i = 0; i < 300; i++) last = step(&run, 3, &adamw).loss;
+  for (int i = 0; i < 300; i++) last = step(run, 3, &adamw).loss;
   printf("# loss of one batch: %.3f, after 300 steps %.5f\n", first, last);
   assert_true(last < 0.01);
-  tiny_run_close(&run);
-  tiny_run_close(&plain);
 }
 
 static void check_learnt(const char *kind) {
-  TinyRun run;
-  tiny_run_open(&run, kind);
-  llama_init_weights(&run.llama, 1);
-  const double first = step(&run, 3, &adamw).loss;
+  TinyRun *run = tiny_run_open(kind);
+  llama_init_weights(&run->llama, 1);
+  const double first = step(run, 3, &adamw).loss;
   double last = first;
-  for (int i = 0; i < 300; i++) last = step(&run, 3, &adamw).loss;
+  for (int i = 0; i < 300; i++) last = step(run, 3, &adamw).loss;
   printf("# loss of one batch: %.3f, after 300 steps %.5f\n", first, last);
   assert_true(first > 2.0 && first < 3.0); // near log(11) = 2.4
   assert_true(last < 0.01);
-  tiny_run_close(&run);
 }
 
 TEST(one_batch_is_learnt_by_heart) {
@@ -195,25 +176,21 @@ TEST(one_batch_is_learnt_by_heart) {
 }
 
 static void check_skipped(const char *kind) {
-  TinyRun run, twin;
-  tiny_run_open(&run, kind);
-  tiny_run_open(&twin, kind);
-  llama_init_weights(&run.llama, 7);
-  llama_init_weights(&twin.llama, 7);
-  step(&run, 1, &adamw);
-  step(&twin, 1, &adamw);
-  gradients(&run, 2, (double)NAN); // the loss and every gradient become NaN
-  const StepResult skipped = update(&run, &adamw);
+  TinyRun *run = tiny_run_open(kind), *twin = tiny_run_open(kind);
+  llama_init_weights(&run->llama, 7);
+  llama_init_weights(&twin->llama, 7);
+  step(run, 1, &adamw);
+  step(twin, 1, &adamw);
+  gradients(run, 2, (double)NAN); // the loss and every gradient become NaN
+  const StepResult skipped = update(run, &adamw);
   assert_false(skipped.applied);
   assert_true(isnan(skipped.loss));
   assert_int_equal(skipped.updates, 1);
-  assert_true(same_state(&run, &twin));
-  const StepResult after = step(&run, 4, &adamw), expected = step(&twin, 4, &adamw);
+  assert_true(same_state(run, twin));
+  const StepResult after = step(run, 4, &adamw), expected = step(twin, 4, &adamw);
   assert_true(after.applied);
   assert_memory_equal(&after.loss, &expected.loss, sizeof after.loss);
-  assert_true(same_state(&run, &twin));
-  tiny_run_close(&run);
-  tiny_run_close(&twin);
+  assert_true(same_state(run, twin));
 }
 
 TEST(an_update_that_is_not_finite_changes_nothing) {
@@ -221,12 +198,11 @@ TEST(an_update_that_is_not_finite_changes_nothing) {
 }
 
 static void check_decay(const char *kind) {
-  TinyRun run;
-  tiny_run_open(&run, kind);
-  llama_init_weights(&run.llama, 7);
+  TinyRun *run = tiny_run_open(kind);
+  llama_init_weights(&run->llama, 7);
   size_t bytes;
-  float *before = snapshot(&run, &bytes);
-  gradients(&run, 1, 0); // gradients of exactly 0: what moves is decay
+  float *before = snapshot(run, &bytes);
+  gradients(run, 1, 0); // gradients of exactly 0: what moves is decay
   const AdamW decay_only = {.learning_rate = 0.5,
                             .beta1 = 0.9,
                             .beta2 = 0.95,
@@ -235,19 +211,16 @@ static void check_decay(const char *kind) {
                             .momentum = 0.95,
                             .clip_norm = 1,
                             .gradient_scale = 1};
-  update(&run, &decay_only);
-  float *after = snapshot(&run, &bytes);
+  update(run, &decay_only);
+  float *after = snapshot(run, &bytes);
   const float *a = before, *b = after;
-  for (int i = 0; i < run.llama.param_count; i++) {
-    const ParamTensor *p = &run.llama.tensors[i];
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
     for (int64_t k = 0; k < n; k++) assert_true(b[k] == (p->vector ? a[k] : 0.75f * a[k]));
     a += 3 * n;
     b += 3 * n;
   }
-  free(before);
-  free(after);
-  tiny_run_close(&run);
 }
 
 TEST(decay_moves_matrices_only) {
@@ -255,20 +228,19 @@ TEST(decay_moves_matrices_only) {
 }
 
 static void check_clipping(const char *kind) {
-  TinyRun run;
-  tiny_run_open(&run, kind);
-  llama_init_weights(&run.llama, 7);
+  TinyRun *run = tiny_run_open(kind);
+  llama_init_weights(&run->llama, 7);
   AdamW hyper = adamw;
   hyper.clip_norm = 0.01;
   hyper.momentum = hyper.beta1;
-  const StepResult result = step(&run, 1, &hyper);
+  const StepResult result = step(run, 1, &hyper);
   assert_true(result.grad_norm > 0.1);
   double sum = 0; // after the first update m = (1 - beta1) g clip
-  for (int i = 0; i < run.llama.param_count; i++) {
-    const ParamTensor *p = &run.llama.tensors[i];
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
     float *m = xmalloc((size_t)n * sizeof *m);
-    run.be->services.read_moments(run.be, m, p->m, n);
+    run->be->services.read_moments(run->be, m, p->m, n);
     for (int64_t k = 0; k < n; k++) sum += (double)m[k] * (double)m[k];
     free(m);
   }
@@ -276,7 +248,6 @@ static void check_clipping(const char *kind) {
   printf("# norm %.4f clipped to %.8f, relative error %.1e, bound 1e-6 (observed 2.3e-7)\n",
          result.grad_norm, clipped, error);
   assert_true(error <= 1e-6);
-  tiny_run_close(&run);
 }
 
 TEST(clipping_scales_the_gradient_to_the_norm) {
@@ -284,68 +255,62 @@ TEST(clipping_scales_the_gradient_to_the_norm) {
 }
 
 TEST(the_gradient_norm_is_that_of_all_gradients) {
-  TinyRun run;
-  tiny_run_open(&run, "\"tie_word_embeddings\": true");
-  llama_init_weights(&run.llama, 7);
-  gradients(&run, 1, 1);
+  TinyRun *run = tiny_run_open("\"tie_word_embeddings\": true");
+  llama_init_weights(&run->llama, 7);
+  gradients(run, 1, 1);
   double sum = 0;
-  for (int i = 0; i < run.llama.param_count; i++) {
-    const ParamTensor *p = &run.llama.tensors[i];
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
-    double *g = true_gradient(run.be, run.llama.tensors, i);
+    double *g = held(true_gradient(run->be, run->llama.tensors, i));
     for (int64_t k = 0; k < n; k++) sum += g[k] * g[k];
-    free(g);
   }
-  run.be->services.step_end(run.be);
-  const double norm = run.be->services.step_result(run.be).grad_norm,
+  run->be->services.step_end(run->be);
+  const double norm = run->be->services.step_result(run->be).grad_norm,
                error = fabs(norm - sqrt(sum)) / norm;
   printf("# relative error %.1e, bound 5e-8 (observed 7.8e-9, of sums in fp32)\n", error);
   assert_true(error <= 5e-8);
-  tiny_run_close(&run);
 }
 
 static void load_latest(TinyTest *t, int64_t updates) {
   Error err;
-  char *path = xasprintf("%s/latest", t->dir);
-  must(tiny_load(path, &t->loaded.llama, true, &err), &err);
-  free(path);
-  t->loaded.be->services.set_updates(t->loaded.be, updates);
+  char *path = held_text("%s/latest", t->dir);
+  must(tiny_load(path, &t->loaded->llama, true, &err), &err);
+  t->loaded->be->services.set_updates(t->loaded->be, updates);
 }
 
 // Of a run that is saved, loaded by another and goes on in both with the same bits. Returns the
 // loss of one batch after 305 steps.
 static double go_on(TinyTest *t, SaveDtype dtype) {
   Error err;
-  llama_init_weights(&t->run.llama, 1);
-  for (int i = 0; i < 5; i++) step(&t->run, 3, &adamw);
+  llama_init_weights(&t->run->llama, 1);
+  for (int i = 0; i < 5; i++) step(t->run, 3, &adamw);
   const TrainState at = {.step = 5, .updates = 5};
-  t->run.config.output.save_dtype = dtype;
-  must(tiny_run_save(&t->run, t->dir, NULL, &at, 1, &err), &err);
+  t->run->config.output.save_dtype = dtype;
+  must(tiny_run_save(t->run, t->dir, NULL, &at, 1, &err), &err);
   load_latest(t, at.updates);
-  assert_true(same_state(&t->run, &t->loaded));
+  assert_true(same_state(t->run, t->loaded));
   double last = 0;
-  for (int i = 0; i < 300; i++) last = step(&t->run, 3, &adamw).loss;
-  for (int i = 0; i < 300; i++) step(&t->loaded, 3, &adamw);
-  assert_true(same_state(&t->run, &t->loaded));
+  for (int i = 0; i < 300; i++) last = step(t->run, 3, &adamw).loss;
+  for (int i = 0; i < 300; i++) step(t->loaded, 3, &adamw);
+  assert_true(same_state(t->run, t->loaded));
   printf("# loss of one batch after 305 steps %.5f\n", last);
   return last;
 }
 
 static void check_bf16_moments(const char *kind) {
-  char *bf16 = xasprintf("%s}, \"backend\": {\"moments\": \"bf16\"", kind);
-  TinyTest t = tiny_test_open(bf16);
-  free(bf16);
-  const double last = go_on(&t, SAVE_FP32);
-  const moment_t *const moments[] = {t.run.llama.embed->m, t.run.llama.embed->v,
-                                     t.run.llama.layers[0].down->m};
+  char *bf16 = held_text("%s}, \"backend\": {\"moments\": \"bf16\"", kind);
+  TinyTest *t = tiny_test_open(bf16);
+  const double last = go_on(t, SAVE_FP32);
+  const moment_t *const moments[] = {t->run->llama.embed->m, t->run->llama.embed->v,
+                                     t->run->llama.layers[0].down->m};
   for (int j = 0; j < 3; j++) {
     float values[11 * 16];
-    t.run.be->services.read_moments(t.run.be, values, moments[j], 11 * 16);
+    t->run->be->services.read_moments(t->run->be, values, moments[j], 11 * 16);
     for (int i = 0; i < 11 * 16; i++)
       assert_true(values[i] == moment_round(values[i], MOMENT_NEAREST));
   }
   assert_true(last < 0.01); // observed 0.00000, as with fp32
-  tiny_test_close(&t);
 }
 
 TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
@@ -358,12 +323,12 @@ static const char bf16_masters[] =
     "\"initializer_range\": 0.2}, \"backend\": {\"masters\": \"bf16\"";
 
 static char *with_bf16_masters(const char *kind) {
-  return xasprintf("%s}, \"backend\": {\"masters\": \"bf16\"", kind);
+  return held_text("%s}, \"backend\": {\"masters\": \"bf16\"", kind);
 }
 
 static float *master_of(const TinyRun *run, int i) {
   const ParamTensor *p = &run->llama.tensors[i];
-  float *values = xmalloc((size_t)(p->rows * p->cols) * sizeof *values);
+  float *values = held(xmalloc((size_t)(p->rows * p->cols) * sizeof *values));
   run->be->services.read_master(run->be, values, p, 0, p->rows * p->cols);
   return values;
 }
@@ -373,42 +338,34 @@ static void take_masters(const TinyRun *from, TinyRun *to) {
     const ParamTensor *p = &to->llama.tensors[i];
     float *values = master_of(from, i);
     to->be->services.write_master(to->be, p, 0, values, p->rows * p->cols);
-    free(values);
   }
   to->be->services.refresh(to->be, to->llama.tensors, to->llama.param_count);
 }
 
 // With fp32 masters of the same values an update computes the same weights, before rounding.
 static void check_rounding(const char *kind) {
-  TinyRun exact, narrow;
   char *with_masters = with_bf16_masters(kind);
-  tiny_run_open(&exact, kind);
-  tiny_run_open(&narrow, with_masters);
-  free(with_masters);
-  llama_init_weights(&narrow.llama, 1);
-  llama_zero_moments(&exact.llama);
+  TinyRun *exact = tiny_run_open(kind), *narrow = tiny_run_open(with_masters);
+  llama_init_weights(&narrow->llama, 1);
+  llama_zero_moments(&exact->llama);
   int64_t moved = 0;
   for (int updates = 0; updates < 3; updates++) {
-    take_masters(&narrow, &exact);
-    step(&exact, (uint64_t)updates, &adamw);
-    step(&narrow, (uint64_t)updates, &adamw);
-    for (int i = 0; i < narrow.llama.param_count; i++) {
-      const ParamTensor *p = &narrow.llama.tensors[i];
-      float *want = master_of(&exact, i), *got = master_of(&narrow, i);
+    take_masters(narrow, exact);
+    step(exact, (uint64_t)updates, &adamw);
+    step(narrow, (uint64_t)updates, &adamw);
+    for (int i = 0; i < narrow->llama.param_count; i++) {
+      const ParamTensor *p = &narrow->llama.tensors[i];
+      float *want = master_of(exact, i), *got = master_of(narrow, i);
       for (int64_t k = 0; k < p->rows * p->cols; k++) {
         const float nearest = moment_round(want[k], MOMENT_NEAREST);
         if (!p->vector) want[k] = master_round(want[k], master_key(updates + 1, i), k);
         assert_memory_equal(&got[k], &want[k], sizeof *got); // norm weights stay fp32
         moved += !p->vector && want[k] != nearest;
       }
-      free(want);
-      free(got);
     }
   }
   printf("# %lld elements are not the nearest\n", (long long)moved);
   assert_true(moved > 1000); // observed 2780 of 11424, 2859 with Muon
-  tiny_run_close(&exact);
-  tiny_run_close(&narrow);
 }
 
 TEST(bf16_masters_are_rounded_by_update_tensor_and_element) {
@@ -432,14 +389,12 @@ static void check_files(const TinyTest *t, SafeDtype dtype, const char *has, con
 static void check_bf16_masters(const char *kind) {
   for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
     char *with_masters = with_bf16_masters(kind);
-    TinyTest t = tiny_test_open(with_masters);
-    free(with_masters);
-    assert_true(go_on(&t, dtype) < 0.01); // observed 0.00000, as with fp32
-    if (dtype == SAVE_BF16)               // the file of weights has the matrices' masters
-      check_files(&t, SAFE_BF16, "master.model.norm.weight", "master.lm_head.weight");
+    TinyTest *t = tiny_test_open(with_masters);
+    assert_true(go_on(t, dtype) < 0.01); // observed 0.00000, as with fp32
+    if (dtype == SAVE_BF16)              // the file of weights has the matrices' masters
+      check_files(t, SAFE_BF16, "master.model.norm.weight", "master.lm_head.weight");
     else
-      check_files(&t, SAFE_F32, NULL, "master.model.norm.weight");
-    tiny_test_close(&t);
+      check_files(t, SAFE_F32, NULL, "master.model.norm.weight");
   }
 }
 
@@ -450,25 +405,21 @@ TEST(bf16_masters_learn_and_go_on_with_the_same_bits) {
 // Loads what `narrow` or a run in fp32 saved into one of the other kind.
 static void check_change(bool to_bf16, SaveDtype dtype) {
   Error err;
-  TinyTest t = tiny_test_open(to_bf16 ? "" : bf16_masters);
-  tiny_run_close(&t.loaded);
-  tiny_run_open(&t.loaded, to_bf16 ? bf16_masters : "");
-  llama_init_weights(&t.run.llama, 1);
-  step(&t.run, 3, &adamw);
-  t.run.config.output.save_dtype = dtype;
-  must(tiny_run_save(&t.run, t.dir, NULL, &(TrainState){.step = 1, .updates = 1}, 1, &err), &err);
-  load_latest(&t, 1);
-  for (int i = 0; i < t.run.llama.param_count; i++) {
-    const ParamTensor *p = &t.run.llama.tensors[i];
-    float *want = master_of(&t.run, i), *got = master_of(&t.loaded, i);
+  TinyTest *t = tiny_test_open(to_bf16 ? "" : bf16_masters);
+  t->loaded = tiny_run_open(to_bf16 ? bf16_masters : "");
+  llama_init_weights(&t->run->llama, 1);
+  step(t->run, 3, &adamw);
+  t->run->config.output.save_dtype = dtype;
+  must(tiny_run_save(t->run, t->dir, NULL, &(TrainState){.step = 1, .updates = 1}, 1, &err), &err);
+  load_latest(t, 1);
+  for (int i = 0; i < t->run->llama.param_count; i++) {
+    const ParamTensor *p = &t->run->llama.tensors[i];
+    float *want = master_of(t->run, i), *got = master_of(t->loaded, i);
     for (int64_t k = 0; k < p->rows * p->cols; k++) {
       if (to_bf16 && !p->vector) want[k] = moment_round(want[k], MOMENT_NEAREST);
       assert_memory_equal(&got[k], &want[k], sizeof *got);
     }
-    free(want);
-    free(got);
   }
-  tiny_test_close(&t);
 }
 
 TEST(masters_change_between_fp32_and_bf16_to_the_nearest) {
@@ -500,23 +451,21 @@ TEST(the_plan_of_bf16_masters_has_their_bytes) {
 }
 
 TEST(initial_weights_have_the_asked_spread) {
-  TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.5");
-  llama_init_weights(&run.llama, 3);
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.5");
+  llama_init_weights(&run->llama, 3);
   double sum = 0, squares = 0;
   int64_t count = 0;
-  for (int i = 0; i < run.llama.param_count; i++) {
-    const ParamTensor *p = &run.llama.tensors[i];
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
-    float *w = xmalloc((size_t)n * sizeof *w);
-    run.be->services.read_master(run.be, w, p, 0, n);
+    float *w = held(xmalloc((size_t)n * sizeof *w));
+    run->be->services.read_master(run->be, w, p, 0, n);
     for (int64_t k = 0; k < n; k++) {
       if (p->vector)
         assert_true(w[k] == 1.0f);
       else
         sum += (double)w[k], squares += (double)w[k] * (double)w[k], count++;
     }
-    free(w);
   }
   const double mean = sum / (double)count, deviation = sqrt(squares / (double)count - mean * mean);
   const double sigma = 0.5 / sqrt((double)count);
@@ -524,7 +473,6 @@ TEST(initial_weights_have_the_asked_spread) {
          mean, deviation);
   assert_true(fabs(mean) <= 4 * sigma);
   assert_true(fabs(deviation - 0.5) <= 4 * sigma / sqrt(2));
-  tiny_run_close(&run);
 }
 
 TEST(packed_rows_are_a_permutation) {
@@ -538,7 +486,7 @@ TEST(packed_rows_are_a_permutation) {
                      .head_dim = 10,
                      .vocab_size = 7};
     int count;
-    HfTensor *list = hf_tensor_list(&c, &count);
+    HfTensor *list = held(hf_tensor_list(&c, &count));
     ParamTensor table[32];
     params_table(&c, false, table);
     for (int p = 0; p < params_count(&c); p++) {
@@ -548,18 +496,16 @@ TEST(packed_rows_are_a_permutation) {
           seen[packed_row(&c, &list[i], n)]++;
       for (int64_t n = 0; n < 128; n++) assert_int_equal(seen[n], n < table[p].rows);
     }
-    free(list);
   }
 }
 
 TEST(the_memory_plan_books_every_byte) {
-  TinyRun run;
-  tiny_run_open(&run, "");
-  Spec spec = run.be->spec;
+  TinyRun *run = tiny_run_open("");
+  Spec spec = run->be->spec;
   spec.batch = 3;
   spec.loss_chunks = 2;
   MemoryPlan plan;
-  memory_plan(&plan, &run.llama.config, &spec);
+  memory_plan(&plan, &run->llama.config, &spec);
   size_t sum = 0;
   for (int i = 0; i < plan.count; i++) sum += plan.items[i].bytes;
   assert_int_equal(sum, plan.total_bytes);
@@ -569,7 +515,7 @@ TEST(the_memory_plan_books_every_byte) {
   Spec coarse = spec;
   coarse.granule = 4096;
   MemoryPlan rounded_up;
-  memory_plan(&rounded_up, &run.llama.config, &coarse);
+  memory_plan(&rounded_up, &run->llama.config, &coarse);
   const size_t blocks[] = {plan.params_bytes, plan.grads_bytes, plan.acts_bytes};
   size_t expected = plan.workspace_bytes;
   for (int i = 0; i < 3; i++) expected += (blocks[i] + 4095) / 4096 * 4096;
@@ -579,10 +525,9 @@ TEST(the_memory_plan_books_every_byte) {
   Spec twice = spec;
   twice.batch = 6;
   MemoryPlan larger;
-  memory_plan(&larger, &run.llama.config, &twice);
+  memory_plan(&larger, &run->llama.config, &twice);
   assert_int_equal(larger.params_bytes, plan.params_bytes);
   assert_true(larger.acts_bytes > plan.acts_bytes);
-  tiny_run_close(&run);
 }
 
 TEST(muon_takes_no_memory_for_second_moments_of_layers_matrices) {
@@ -593,50 +538,44 @@ TEST(muon_takes_no_memory_for_second_moments_of_layers_matrices) {
   size_t saved = 0;
   for (int i = 0; i < 4; i++)
     saved += LAYERS * (((size_t)matrices[i] * sizeof(float) + ROUND - 1) / ROUND * ROUND);
-  TinyRun adamw_run, muon_run;
   MemoryPlan adamw_plan, muon_plan;
-  tiny_run_open(&adamw_run, kinds[0]);
-  tiny_run_open(&muon_run, kinds[1]);
-  memory_plan(&adamw_plan, &adamw_run.llama.config, &adamw_run.llama.spec);
-  memory_plan(&muon_plan, &muon_run.llama.config, &muon_run.llama.spec);
+  TinyRun *adamw_run = tiny_run_open(kinds[0]), *muon_run = tiny_run_open(kinds[1]);
+  memory_plan(&adamw_plan, &adamw_run->llama.config, &adamw_run->llama.spec);
+  memory_plan(&muon_plan, &muon_run->llama.config, &muon_run->llama.spec);
   assert_int_equal(adamw_plan.params_bytes - muon_plan.params_bytes, saved);
   assert_int_equal(muon_plan.workspace_bytes - adamw_plan.workspace_bytes, scratch * sizeof(float));
   assert_true(muon_plan.total_bytes < adamw_plan.total_bytes);
-  for (int i = 0; i < muon_run.llama.param_count; i++) {
-    const ParamTensor *p = &muon_run.llama.tensors[i];
+  for (int i = 0; i < muon_run->llama.param_count; i++) {
+    const ParamTensor *p = &muon_run->llama.tensors[i];
     assert_true((p->v == NULL) == (p->part_count > 0));
-    assert_true(p->m != NULL && adamw_run.llama.tensors[i].v != NULL);
+    assert_true(p->m != NULL && adamw_run->llama.tensors[i].v != NULL);
   }
-  tiny_run_close(&adamw_run);
-  tiny_run_close(&muon_run);
 }
 
 enum { RECOMPUTING_LAYERS = 4 };
 
 // A tiny run's state after three steps of two micro-batches each, made with these memory savings.
 static float *state_with(Recompute recompute, int64_t layers, size_t *bytes) {
-  TinyRun run;
   Error err;
-  tiny_run_open(&run, "");
-  llama_destroy(&run.llama);
-  run.config.model.num_hidden_layers = RECOMPUTING_LAYERS;
-  run.be->spec.L = RECOMPUTING_LAYERS;
-  run.be->spec.recompute = recompute;
-  run.be->spec.recompute_layers = layers;
-  must(llama_create(&run.llama, &run.config.model, run.be, &err), &err);
-  llama_init_weights(&run.llama, 7);
+  TinyRun *run = tiny_run_open("");
+  llama_destroy(&run->llama);
+  run->config.model.num_hidden_layers = RECOMPUTING_LAYERS;
+  run->be->spec.L = RECOMPUTING_LAYERS;
+  run->be->spec.recompute = recompute;
+  run->be->spec.recompute_layers = layers;
+  must(llama_create(&run->llama, &run->config.model, run->be, &err), &err);
+  llama_init_weights(&run->llama, 7);
   for (uint64_t i = 0; i < 3; i++) {
-    run.be->services.step_begin(run.be);
+    run->be->services.step_begin(run->be);
     for (int micro = 0; micro < 2; micro++) {
-      load_batch(&run, 2 * i + (uint64_t)micro);
-      llama_forward(&run.llama);
-      llama_backward(&run.llama, 0.5, micro > 0);
+      load_batch(run, 2 * i + (uint64_t)micro);
+      llama_forward(&run->llama);
+      llama_backward(&run->llama, 0.5, micro > 0);
     }
-    run.be->grads_finish(run.be, run.llama.tensors, run.llama.param_count);
-    update(&run, &adamw);
+    run->be->grads_finish(run->be, run->llama.tensors, run->llama.param_count);
+    update(run, &adamw);
   }
-  float *all = snapshot(&run, bytes);
-  tiny_run_close(&run);
+  float *all = snapshot(run, bytes);
   return all;
 }
 
@@ -648,18 +587,15 @@ TEST(saving_memory_does_not_change_the_bits) {
       float *again = state_with(r, layers, &same_bytes);
       assert_int_equal(same_bytes, bytes);
       assert_memory_equal(again, kept, bytes);
-      free(again);
     }
   }
-  free(kept);
 }
 
 TEST(saving_memory_saves_what_the_plan_says) {
-  TinyRun run;
-  tiny_run_open(&run, "");
-  ModelConfig model = run.llama.config;
+  TinyRun *run = tiny_run_open("");
+  ModelConfig model = run->llama.config;
   model.num_hidden_layers = 5;
-  Spec spec = run.be->spec;
+  Spec spec = run->be->spec;
   spec.L = 5;
   spec.batch = 3;
   MemoryPlan none, mlp, some, one, layer, chunked;
@@ -699,5 +635,4 @@ TEST(saving_memory_saves_what_the_plan_says) {
   assert_in_range(saved_layer, 4 * kept - 4 * 5 * round, 4 * (kept + 5 * round));
   assert_in_range(layer.total_bytes - chunked.total_bytes, (M - M / 4) * V * element - round,
                   (M - M / 4) * V * element + round);
-  tiny_run_close(&run);
 }

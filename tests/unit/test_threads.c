@@ -4,15 +4,13 @@
 #include "tests/support/test.h"
 
 static void write_line(const char *root, const char *folder, const char *file, const char *line) {
-  char *path = xasprintf("mkdir -p %s/%s", root, folder);
+  char *path = held_text("mkdir -p %s/%s", root, folder);
   assert_int_equal(system(path), 0);
-  free(path);
-  path = xasprintf("%s/%s/%s", root, folder, file);
+  path = held_text("%s/%s/%s", root, folder, file);
   FILE *out = fopen(path, "w");
   assert_non_null(out);
   fprintf(out, "%s\n", line);
   assert_int_equal(fclose(out), 0);
-  free(path);
 }
 
 typedef struct Root {
@@ -25,9 +23,8 @@ static Root new_root(const char *groups) {
   return root;
 }
 static void remove_root(const Root *root) {
-  char *command = xasprintf("rm -r %s", root->path);
+  char *command = held_text("rm -r %s", root->path);
   assert_int_equal(system(command), 0);
-  free(command);
 }
 
 static void assert_cpus(const Root *root, double expected) {

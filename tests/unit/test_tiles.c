@@ -83,7 +83,7 @@ TEST(every_size_gets_a_shape_with_its_parts) {
 // Each of tiles (i, j) and (j, i) once, and at most half of a pair too many.
 TEST(pairs_of_a_symmetric_product_have_every_tile_once) {
   for (int32_t side = 1; side <= 70; side++) {
-    char *seen = xcalloc((size_t)((side + 1) * (side + 1)), 1);
+    char *seen = held(xcalloc((size_t)((side + 1) * (side + 1)), 1));
     int32_t column, outside = 0;
     for (int32_t half = 0; half < 2 * symmetric_pairs(side); half++) {
       const int32_t row = symmetric_row(half / 2, half % 2, side, &column);
@@ -94,7 +94,6 @@ TEST(pairs_of_a_symmetric_product_have_every_tile_once) {
     assert_int_equal(outside, side * (side + 1) / 2 % 2);
     for (int32_t i = 0; i < side; i++)
       for (int32_t j = 0; j <= i; j++) assert_int_equal(seen[i * side + j], 1);
-    free(seen);
   }
 }
 

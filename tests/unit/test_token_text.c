@@ -1,6 +1,7 @@
 // Prompts as token ids, and what a model writes as text.
 #include "base/text.h"
 #include "model/run/token_text.h"
+#include "tests/support/data_test.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -21,9 +22,8 @@
   "{\"<s>\": "                                                                                     \
   "{\"id\": \"<s>\", \"ids\": [0], \"tokens\": [\"<s>\"]}}}"
 
-static Tokenizer *open_tokenizer(const char *post_processor) {
-  Error err;
-  char *json = xasprintf(
+static Tokenizer *tokenizer_with(const char *post_processor) {
+  return parse_tokenizer(held_text(
       "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": [%s, %s], "
       "\"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": "
       "false, \"trim_offsets\": true, \"use_regex\": true}, \"post_processor\": %s, \"decoder\": "
@@ -32,11 +32,7 @@ static Tokenizer *open_tokenizer(const char *post_processor) {
       "true}, \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
       "\"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false, "
       "\"byte_fallback\": false, \"vocab\": %s, \"merges\": []}}",
-      ADDED(0, "<s>"), ADDED(1, "</s>"), post_processor, VOCABULARY);
-  Tokenizer *t = tokenizer_parse("test", json, strlen(json), &err);
-  if (!t) fail_msg("%s", err.text);
-  free(json);
-  return t;
+      ADDED(0, "<s>"), ADDED(1, "</s>"), post_processor, VOCABULARY));
 }
 
 static void expect_ids(const Tokenizer *t, const char *text, const int32_t *ids, int64_t count) {
@@ -52,7 +48,7 @@ static void expect_ids(const Tokenizer *t, const char *text, const int32_t *ids,
              sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
 TEST(a_prompt_begins_once) {
-  Tokenizer *begins = open_tokenizer(BEGINS), *plain = open_tokenizer("null");
+  Tokenizer *begins = tokenizer_with(BEGINS), *plain = tokenizer_with("null");
   EXPECT_IDS(begins, "ad", 0, 4, 10);
   EXPECT_IDS(begins, "", 0);
   EXPECT_IDS(begins, "<s>ad", 0, 4, 10); // as chat templates write it
@@ -61,11 +57,8 @@ TEST(a_prompt_begins_once) {
   EXPECT_IDS(begins, "\xc3\xa9 \xe2\x82\xac", 0, 2, 3, 5, 7, 8, 9);
   EXPECT_IDS(plain, "ad", 4, 10);
   EXPECT_IDS(plain, "", 1); // where the document before would stop
-  tokenizer_close(begins);
-  tokenizer_close(plain);
-  Tokenizer *bytes = tokenizer_open(BYTES_NAME, &err);
+  Tokenizer *bytes = open_tokenizer(BYTES_NAME);
   EXPECT_IDS(bytes, "a\xff", TOKEN_BOS, 'a', 255);
-  tokenizer_close(bytes);
 }
 
 // What was shown, and where a piece ended.
@@ -99,7 +92,7 @@ static int divided(const Shown *s) {
 
 // The text of the ids.
 static size_t decode(const Tokenizer *t, const int32_t *ids, int64_t count, char *text) {
-  Decoder *d = decoder_open(t);
+  Decoder *d = open_decoder(t);
   const char *piece;
   size_t bytes = 0, n;
   for (int64_t i = 0; i < count; i++, bytes += n) {
@@ -108,36 +101,24 @@ static size_t decode(const Tokenizer *t, const int32_t *ids, int64_t count, char
   }
   n = decoder_end(d, &piece);
   memcpy(text + bytes, piece, n);
-  decoder_close(d);
   return bytes + n;
 }
 
 typedef struct Setting {
-  TinyRun run;
   Tokenizer *tokenizer;
   Generator *generator;
 } Setting;
 
-static void setting_open(Setting *s) {
-  Error err;
-  tiny_run_open(&s->run, "\"initializer_range\": 0.1");
-  llama_init_weights(&s->run.llama, 1);
-  s->tokenizer = open_tokenizer(BEGINS);
-  s->generator = generator_create(&s->run.llama, 8, &err);
-  assert_non_null(s->generator);
-}
-
-static void setting_close(Setting *s) {
-  generator_destroy(s->generator);
-  tokenizer_close(s->tokenizer);
-  tiny_run_close(&s->run);
+static Setting setting_open(void) {
+  TinyRun *run = tiny_run_open("\"initializer_range\": 0.1");
+  llama_init_weights(&run->llama, 1);
+  return (Setting){tokenizer_with(BEGINS), tiny_generator(run)};
 }
 
 TEST(text_is_shown_in_whole_characters) {
   static const char *const prompts[] = {"", "ad", "\xc3\xa9", "a\xc3", "a\xe2\x82", "\xe2"};
   enum { PROMPTS = sizeof prompts / sizeof *prompts, TOKENS = 20, SEEDS = 100 };
-  Setting s;
-  setting_open(&s);
+  const Setting s = setting_open();
   const volatile sig_atomic_t stop = 0;
   int completed = 0; // prompts that end in a part of a character, which the model went on from
   for (int p = 0; p < PROMPTS; p++)
@@ -167,12 +148,10 @@ TEST(text_is_shown_in_whole_characters) {
       free(ids.ids);
     }
   assert_true(completed > 10);
-  setting_close(&s);
 }
 
 TEST(showing_may_end_it_and_so_may_a_signal) {
-  Setting s;
-  setting_open(&s);
+  const Setting s = setting_open();
   Shown shown = {.most_pieces = 3};
   TokenIds ids = {0};
   volatile sig_atomic_t stop = 0;
@@ -190,15 +169,13 @@ TEST(showing_may_end_it_and_so_may_a_signal) {
   must(text_generate(&w, "0 4 10", 6, &ids, &err), &err);
   assert_int_equal(shown.pieces, 1);
   free(ids.ids);
-  setting_close(&s);
 }
 
 // However a text is cut into windows, in the middle of characters, too, their bytes are its own.
 TEST(bytes_are_counted_wherever_a_text_is_cut) {
   static const char text[] = "a\u00e9 \u20ac\xff\u00e9\U0001f600d\xe2\x82";
   TokenIds ids = {0};
-  Tokenizer *t = tokenizer_open(BYTES_NAME, &err);
-  if (!t) fail_msg("%s", err.text);
+  Tokenizer *t = open_tokenizer(BYTES_NAME);
   const int32_t begin = tokenizer_facts(t)->bos, end = tokenizer_facts(t)->eos;
   must(prompt_ids(t, text, sizeof text - 1, &ids, &err), &err);
   token_ids_push(&ids, end);
@@ -216,5 +193,4 @@ TEST(bytes_are_counted_wherever_a_text_is_cut) {
   assert_true(bits_per_byte(8 * log(2), 4) == 2);
   assert_true(isnan(bits_per_byte(1, 0)));
   free(ids.ids);
-  tokenizer_close(t);
 }

@@ -7,31 +7,28 @@
 
 static void check_round_trip(const char *folder, int64_t vocab, int token_bytes) {
   enum { COUNT = 1000003 }; // more than the writer's buffer holds
-  int32_t *tokens = xmalloc(COUNT * sizeof *tokens);
-  int32_t *back = xcalloc(COUNT, sizeof *back);
+  int32_t *tokens = held(xmalloc(COUNT * sizeof *tokens));
+  int32_t *back = held(xcalloc(COUNT, sizeof *back));
   for (int64_t i = 0; i < COUNT; i++) tokens[i] = (int32_t)((i * 7919 + i / 3) % vocab);
   tokens[0] = (int32_t)(vocab - 1);
-  char *path = xasprintf("%s/round.bin", folder);
+  char *path = held_text("%s/round.bin", folder);
   write_tokens(path, tokens, COUNT, vocab);
   Error err;
   TokenFile file;
-  assert_int_equal(tokens_open(&file, path, &err), 0);
+  must(tokens_open(&file, path, &err), &err);
   assert_int_equal(file.count, COUNT);
   assert_int_equal(file.token_bytes, token_bytes);
   struct stat st;
   assert_int_equal(stat(path, &st), 0);
   assert_int_equal(st.st_size, 1024 + (size_t)COUNT * (size_t)token_bytes);
   TokenFacts facts;
-  assert_int_equal(tokens_check(&file, &facts, &err), 0);
+  must(tokens_check(&file, &facts, &err), &err);
   assert_int_equal(facts.largest, vocab - 1);
-  assert_int_equal(tokens_read(&file, 0, COUNT, vocab, back, &err), 0);
+  must(tokens_read(&file, 0, COUNT, vocab, back, &err), &err);
   assert_memory_equal(tokens, back, COUNT * sizeof *tokens);
-  assert_int_equal(tokens_read(&file, COUNT - 2, 2, vocab, back, &err), 0);
+  must(tokens_read(&file, COUNT - 2, 2, vocab, back, &err), &err);
   assert_memory_equal(tokens + COUNT - 2, back, 2 * sizeof *tokens);
   tokens_close(&file);
-  free(path);
-  free(tokens);
-  free(back);
 }
 
 TEST(uint16_tokens_are_read_back) {
@@ -43,41 +40,36 @@ TEST(uint32_tokens_are_read_back) {
 }
 
 TEST(a_file_of_no_tokens_is_valid) {
-  char *path = xasprintf("%s/none.bin", (char *)*state);
+  char *path = held_text("%s/none.bin", (char *)*state);
   const int32_t unused = 0;
   write_tokens(path, &unused, 0, 258);
   TokenFile file;
-  assert_int_equal(tokens_open(&file, path, &err), 0);
+  must(tokens_open(&file, path, &err), &err);
   assert_int_equal(file.count, 0);
   TokenFacts facts;
-  assert_int_equal(tokens_check(&file, &facts, &err), 0);
+  must(tokens_check(&file, &facts, &err), &err);
   assert_int_equal(facts.largest, 0);
   tokens_close(&file);
-  free(path);
 }
 
 // The bytes are spelled out, so that the format and not only the pair of reader and writer is held.
 TEST(the_header_is_that_of_llm_c) {
-  char *path = xasprintf("%s/header.bin", (char *)*state);
+  char *path = held_text("%s/header.bin", (char *)*state);
   const int32_t tokens[3] = {1, 258, 65535};
   write_tokens(path, tokens, 3, 65536);
-  char *data;
   size_t bytes;
-  assert_int_equal(file_read(path, 4096, &data, &bytes, &err), 0);
+  const char *data = file_text(path, &bytes);
   assert_int_equal(bytes, 1024 + 6);
   const unsigned char start[12] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0};
   const unsigned char end[6] = {1, 0, 2, 1, 255, 255};
   assert_memory_equal(data, start, sizeof start);
   for (int i = 12; i < 1024; i++) assert_int_equal(data[i], 0);
   assert_memory_equal(data + 1024, end, sizeof end);
-  free(data);
   write_tokens(path, tokens, 3, 128256);
-  assert_int_equal(file_read(path, 4096, &data, &bytes, &err), 0);
+  data = file_text(path, &bytes);
   assert_int_equal(bytes, 1024 + 12);
   const unsigned char wide[12] = {0xa1, 0xd9, 0x34, 0x01, 7, 0, 0, 0, 3, 0, 0, 0};
   assert_memory_equal(data, wide, sizeof wide);
-  free(data);
-  free(path);
 }
 
 // A file of 8 tokens whose header is {magic, version, count}, `size` bytes of it in all.
@@ -87,8 +79,7 @@ static void refused(int32_t magic, int32_t version, int32_t count, size_t size, 
   memcpy(bytes, header, sizeof header);
   Error err;
   TokenFile file;
-  assert_int_equal(tokens_parse(&file, "faulty.bin", bytes, size, &err), -1);
-  assert_says(&err, "'faulty.bin'");
+  expect_error(tokens_parse(&file, "faulty.bin", bytes, size, &err), &err, "'faulty.bin'");
   assert_says(&err, why);
   assert_null(file.path);
 }
@@ -127,39 +118,34 @@ TEST(a_file_too_long_is_refused) {
 
 TEST(a_missing_file_and_a_folder_are_refused) {
   TokenFile file;
-  assert_int_equal(tokens_open(&file, "/tmp/there/is/none.bin", &err), -1);
-  assert_says(&err, "'/tmp/there/is/none.bin'");
-  assert_int_equal(tokens_open(&file, *state, &err), -1);
-  assert_says(&err, "not a regular file");
+  expect_error(tokens_open(&file, "/tmp/there/is/none.bin", &err), &err,
+               "'/tmp/there/is/none.bin'");
+  expect_error(tokens_open(&file, *state, &err), &err, "not a regular file");
 }
 
 // The id is in the last of several pieces that a check reads.
 static void check_bad_id(const char *folder, int64_t writer_vocab, int32_t bad) {
   enum { COUNT = 700001, AT = 600000 };
-  int32_t *tokens = xmalloc(COUNT * sizeof *tokens);
+  int32_t *tokens = held(xmalloc(COUNT * sizeof *tokens));
   for (int i = 0; i < COUNT; i++) tokens[i] = i % 50;
   tokens[AT] = tokens[COUNT - 1] = bad;
-  char *path = xasprintf("%s/bad.bin", folder);
+  char *path = held_text("%s/bad.bin", folder);
   write_tokens(path, tokens, COUNT, writer_vocab);
   Error err = {""};
   TokenFile file;
   TokenFacts facts;
-  assert_int_equal(tokens_open(&file, path, &err), 0);
+  must(tokens_open(&file, path, &err), &err);
   const bool none_has_it = (uint32_t)bad >= TOKENS_MOST_IDS;
   assert_int_equal(tokens_check(&file, &facts, &err), none_has_it ? -1 : 0);
   assert_true(facts.largest == (uint32_t)bad);
-  char *says = xasprintf("'%s' has the token id %u", path, (uint32_t)bad);
+  char *says = held_text("'%s' has the token id %u", path, (uint32_t)bad);
   if (none_has_it) assert_says(&err, says);
   const int64_t first = AT - 20000, length = 30000;
-  assert_int_equal(tokens_read(&file, first, length, 0, tokens, &err), 0);
-  assert_int_equal(tokens_read(&file, first, AT - first, (uint32_t)bad, tokens, &err), 0);
-  assert_int_equal(tokens_read(&file, first, length, (uint32_t)bad, tokens, &err), -1);
-  assert_says(&err, says);
+  must(tokens_read(&file, first, length, 0, tokens, &err), &err);
+  must(tokens_read(&file, first, AT - first, (uint32_t)bad, tokens, &err), &err);
+  expect_error(tokens_read(&file, first, length, (uint32_t)bad, tokens, &err), &err, says);
   assert_says(&err, "between tokens 580000 and 610000");
-  free(tokens);
-  free(says);
   tokens_close(&file);
-  free(path);
 }
 
 TEST(an_id_out_of_range_is_named) {
@@ -170,89 +156,80 @@ TEST(an_id_out_of_range_is_named) {
 }
 
 TEST(more_tokens_than_a_header_can_count_are_refused) {
-  char *path = xasprintf("%s/many.bin", (char *)*state);
+  char *path = held_text("%s/many.bin", (char *)*state);
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
-  assert_int_equal(token_writer_open(&w, path, 258, 0, &err), 0);
+  must(token_writer_open(&w, path, 258, 0, &err), &err);
   w.count = (int64_t)TOKENS_MAX_COUNT - 1;
-  assert_int_equal(token_writer_append(&w, tokens, 2, &err), -1);
-  assert_says(&err, "2147483647");
-  assert_int_equal(token_writer_append(&w, tokens, 1, &err), 0);
+  expect_error(token_writer_append(&w, tokens, 2, &err), &err, "2147483647");
+  must(token_writer_append(&w, tokens, 1, &err), &err);
   token_writer_close(&w);
-  free(path);
 }
 
 TEST(a_full_disk_is_an_error_of_the_writer) {
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
-  if (token_writer_open(&w, "/dev/full", 258, 0, &err) != 0) fail_msg("%s", err.text);
-  assert_int_equal(token_writer_append(&w, tokens, 2, &err), 0);
-  assert_int_equal(token_writer_finish(&w, &err), -1);
-  assert_says(&err, "No space left on device");
+  must(token_writer_open(&w, "/dev/full", 258, 0, &err), &err);
+  must(token_writer_append(&w, tokens, 2, &err), &err);
+  expect_error(token_writer_finish(&w, &err), &err, "No space left on device");
   token_writer_close(&w);
 }
 
 // The header's words are spelled out. The checksum of no tokens is XXH3-64's own test vector.
 TEST(a_marked_file_says_who_made_it_and_what_it_holds) {
-  char *path = xasprintf("%s/marked.bin", (char *)*state);
+  char *path = held_text("%s/marked.bin", (char *)*state);
   TokenWriter w;
   const int32_t tokens[3] = {7, 258, 65535};
   for (int pieces = 0; pieces <= 3; pieces += 3) {
-    assert_int_equal(token_writer_open(&w, path, 65536, 0x1122334455667788, &err), 0);
-    for (int i = 0; i < pieces; i++)
-      assert_int_equal(token_writer_append(&w, tokens + i, 1, &err), 0);
-    assert_int_equal(token_writer_finish(&w, &err), 0);
+    must(token_writer_open(&w, path, 65536, 0x1122334455667788, &err), &err);
+    for (int i = 0; i < pieces; i++) must(token_writer_append(&w, tokens + i, 1, &err), &err);
+    must(token_writer_finish(&w, &err), &err);
     TokenFile file;
-    assert_int_equal(tokens_open(&file, path, &err), 0);
+    must(tokens_open(&file, path, &err), &err);
     unsigned char held[12];
     const unsigned char mark[12] = {'c',  'o',  'd',  'a',  0x88, 0x77,
                                     0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
-    assert_int_equal(file_read_at(file.fd, path, 12, held, sizeof held, &err), 0);
+    must(file_read_at(file.fd, path, 12, held, sizeof held, &err), &err);
     assert_memory_equal(held, mark, sizeof mark);
     assert_true(file.tokenizer == 0x1122334455667788);
     assert_true(file.checksum == w.sums.whole);
     if (pieces == 0) assert_true(file.checksum == 0x2d06800538d394c2);
     TokenFacts facts;
-    assert_int_equal(tokens_check(&file, &facts, &err), 0);
+    must(tokens_check(&file, &facts, &err), &err);
     assert_true(facts.checksum == file.checksum && facts.largest == w.largest);
     tokens_close(&file);
     token_writer_close(&w);
   }
-  free(path);
 }
 
 TEST(a_flipped_bit_of_a_marked_file_is_found) {
-  char *path = xasprintf("%s/flipped.bin", (char *)*state);
+  char *path = held_text("%s/flipped.bin", (char *)*state);
   TokenWriter w;
   int32_t tokens[1000];
   for (int i = 0; i < 1000; i++) tokens[i] = i;
-  assert_int_equal(token_writer_open(&w, path, 100000, 1, &err), 0);
-  assert_int_equal(token_writer_append(&w, tokens, 1000, &err), 0);
-  assert_int_equal(token_writer_finish(&w, &err), 0);
+  must(token_writer_open(&w, path, 100000, 1, &err), &err);
+  must(token_writer_append(&w, tokens, 1000, &err), &err);
+  must(token_writer_finish(&w, &err), &err);
   token_writer_close(&w);
-  char *data;
   size_t bytes;
-  assert_int_equal(file_read(path, 1 << 20, &data, &bytes, &err), 0);
+  char *data = file_text(path, &bytes);
   for (size_t at = 1024; at < bytes; at += 997) {
     TokenFile file;
     TokenFacts facts;
     data[at] ^= 1;
-    assert_int_equal(tokens_parse(&file, path, (unsigned char *)data, bytes, &err), 0);
-    assert_int_equal(tokens_check(&file, &facts, &err), -1);
-    assert_says(&err, "flipped.bin' is damaged");
+    must(tokens_parse(&file, path, (unsigned char *)data, bytes, &err), &err);
+    expect_error(tokens_check(&file, &facts, &err), &err, "flipped.bin' is damaged");
     data[at] ^= 1;
-    assert_int_equal(tokens_check(&file, &facts, &err), 0);
+    must(tokens_check(&file, &facts, &err), &err);
     // From now on it is compared as it is read.
     const int64_t token = ((int64_t)at - 1024) / 4;
     data[at] ^= 1;
-    assert_int_equal(tokens_read(&file, token, 1, 0, tokens, &err), -1);
-    assert_says(&err, "flipped.bin' was changed while it was in use, or is damaged: bytes 1024 to");
+    expect_error(tokens_read(&file, token, 1, 0, tokens, &err), &err,
+                 "flipped.bin' was changed while it was in use, or is damaged: bytes 1024 to");
     data[at] ^= 1;
-    assert_int_equal(tokens_read(&file, token, 1, 0, tokens, &err), 0);
+    must(tokens_read(&file, token, 1, 0, tokens, &err), &err);
     tokens_close(&file);
   }
-  free(data);
-  free(path);
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

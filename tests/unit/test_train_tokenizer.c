@@ -13,14 +13,12 @@
 static BpeTrainer *trainer_for(const char *pattern, int64_t vocab_size, int threads) {
   Error err;
   const BpeOptions options = {.vocab_size = vocab_size, .pattern = pattern, .threads = threads};
-  BpeTrainer *trainer = bpe_trainer_open(&options, &err);
-  if (!trainer) fail_msg("%s", err.text);
-  return trainer;
+  return must_make(bpe_trainer_open(&options, &err), &err);
 }
 
 static void add(BpeTrainer *trainer, const char *text, size_t bytes) {
   Error err;
-  if (bpe_trainer_add(trainer, text, bytes, &err) != 0) fail_msg("%s", err.text);
+  must(bpe_trainer_add(trainer, text, bytes, &err), &err);
 }
 
 static void train(BpeTrainer *trainer) {
@@ -33,20 +31,16 @@ static void train(BpeTrainer *trainer) {
 // Trains, closes the trainer, and returns the tokenizer.json that it saved.
 static char *trained(BpeTrainer *trainer, const char *folder) {
   Error err;
-  char *json;
-  size_t bytes;
   train(trainer);
-  if (bpe_trainer_save(trainer, folder, &err) != 0) fail_msg("%s", err.text);
+  must(bpe_trainer_save(trainer, folder, &err), &err);
   bpe_trainer_close(trainer);
   const PathText path = path_text("%s/tokenizer.json", folder);
-  if (file_read(path.text, 1 << 24, &json, &bytes, &err) != 0) fail_msg("%s", err.text);
-  return json;
+  return file_text(path.text, NULL);
 }
 
 static cJSON *parsed(const char *json) {
   Error err;
-  cJSON *tree = json_parse("tokenizer.json", json, strlen(json), &err);
-  if (!tree) fail_msg("%s", err.text);
+  cJSON *tree = hold_json(json_parse("tokenizer.json", json, strlen(json), &err), &err);
   return tree;
 }
 
@@ -109,7 +103,7 @@ static char *obvious_merge(Obvious *o) {
     for (int b = 0; b < o->tokens; b++)
       if (o->pairs[a][b] > o->pairs[left][right]) left = a, right = b;
   assert_true(o->pairs[left][right] > 1);
-  char *merge = xasprintf("%s %s", o->names[left], o->names[right]);
+  char *merge = held_text("%s %s", o->names[left], o->names[right]);
   char joined[2 * LONGEST];
   snprintf(joined, sizeof joined, "%s%s", o->names[left], o->names[right]);
   merge_all(o, left, right, token_named(o, joined));
@@ -146,12 +140,9 @@ TEST(merges_are_those_of_an_obvious_trainer) {
     cJSON_ArrayForEach(merge, model_part(tree, "merges")) {
       char *expected = obvious_merge(o);
       assert_string_equal(merge->valuestring, expected);
-      free(expected);
     }
     assert_int_equal(o->tokens, VOCAB - 2);
     free(o);
-    cJSON_Delete(tree);
-    free(json);
   }
 }
 
@@ -176,8 +167,6 @@ TEST(bytes_and_special_tokens_have_llama_3s_places) {
     assert_string_equal(cJSON_GetObjectItem(token, "content")->valuestring,
                         i == 0 ? "<|begin_of_text|>" : "<|end_of_text|>");
   }
-  cJSON_Delete(tree);
-  free(json);
 }
 
 // Text of words with a Zipf-like frequency, some with broken UTF-8 in them.
@@ -206,9 +195,7 @@ TEST(any_number_of_threads_gives_the_same_file) {
   for (int threads = 0; threads <= 3; threads++) {
     char *other = trained_by(threads, *state);
     assert_string_equal(one, other);
-    free(other);
   }
-  free(one);
 }
 
 // What the trainer made of its text is what the encoder makes of it, broken UTF-8 included.
@@ -219,19 +206,19 @@ TEST(the_saved_tokenizer_encodes_as_it_was_trained) {
   for (uint64_t d = 0; d < DOCUMENTS; d++) add(trainer, text, make_document(d, text, ROOM));
   train(trainer);
   const int64_t expected = bpe_trainer_text_tokens(trainer);
-  free(trained(trainer, *state));
+  trained(trainer, *state);
   Tokenizer *tokenizer = open_tokenizer(*state);
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
   assert_int_equal(facts->vocab_size, 500);
   assert_int_equal(facts->bos, 498);
   assert_int_equal(facts->eos, 499);
-  Encoder *encoder = encoder_open(tokenizer);
-  Decoder *decoder = decoder_open(tokenizer);
+  Encoder *encoder = open_encoder(tokenizer);
+  Decoder *decoder = open_decoder(tokenizer);
   int64_t count = 0;
   for (uint64_t d = 0; d < DOCUMENTS; d++) {
     const size_t bytes = make_document(d, text, ROOM);
     TokenIds ids = {0};
-    assert_int_equal(encoder_append(encoder, text, bytes, false, &ids, &err), 0);
+    must(encoder_append(encoder, text, bytes, false, &ids, &err), &err);
     count += ids.count;
     size_t at = 0, n;
     const char *back;
@@ -244,9 +231,6 @@ TEST(the_saved_tokenizer_encodes_as_it_was_trained) {
     free(ids.ids);
   }
   assert_int_equal(count, expected);
-  decoder_close(decoder);
-  encoder_close(encoder);
-  tokenizer_close(tokenizer);
 }
 
 TEST(progress_is_told) {
@@ -262,7 +246,7 @@ TEST(progress_is_told) {
   assert_int_equal(bpe_trainer_text_tokens(trainer), 18);
   assert_int_equal(bpe_trainer_step(trainer, 1, &err), 1); // "aa": it comes six times
   assert_int_equal(bpe_trainer_text_tokens(trainer), 14);
-  assert_int_equal(bpe_trainer_step(trainer, 100, &err), 0); // "bb": three times
+  must(bpe_trainer_step(trainer, 100, &err), &err); // "bb": three times
   p = bpe_trainer_progress(trainer);
   assert_int_equal(p.tokens, 260);
   assert_int_equal(p.vocab_size, 260);
@@ -283,8 +267,6 @@ TEST(no_merge_makes_a_special_token) {
   assert_int_equal(cJSON_GetArraySize(merges), 14);
   assert_string_equal(cJSON_GetArrayItem(merges, 13)->valuestring, "a b");
   assert_null(cJSON_GetObjectItem(model_part(tree, "vocab"), BPE_END));
-  cJSON_Delete(tree);
-  free(json);
 }
 
 TEST(broken_utf8_counts_as_bytes) {
@@ -304,20 +286,17 @@ TEST(broken_utf8_counts_as_bytes) {
   const cJSON *merges = model_part(tree, "merges");
   assert_string_equal(cJSON_GetArrayItem(merges, 0)->valuestring, "\u00ff \u00fe");
   assert_string_equal(cJSON_GetArrayItem(merges, 1)->valuestring, "b b");
-  cJSON_Delete(tree);
-  free(json);
 }
 
 TEST(a_run_of_spaces_without_end_is_no_error) {
   enum { BYTES = 40 << 20 };
-  char *text = xmalloc(BYTES);
+  char *text = held(xmalloc(BYTES));
   memset(text, ' ', BYTES);
   BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 258 + 8, 0);
   add(trainer, text, BYTES);
   train(trainer); // 2, 4, ..., 256 spaces
   assert_int_equal(bpe_trainer_text_tokens(trainer), BYTES / 256);
   bpe_trainer_close(trainer);
-  free(text);
 }
 
 // ---- What is refused
@@ -325,8 +304,7 @@ TEST(a_run_of_spaces_without_end_is_no_error) {
 static void assert_refused(int64_t vocab_size, const char *pattern, const char *words) {
   Error err;
   const BpeOptions options = {.vocab_size = vocab_size, .pattern = pattern, .threads = 1};
-  assert_null(bpe_trainer_open(&options, &err));
-  assert_says(&err, words);
+  expect_none(bpe_trainer_open(&options, &err), &err, words);
 }
 
 TEST(wrong_options_are_refused) {
@@ -338,8 +316,8 @@ TEST(wrong_options_are_refused) {
 TEST(too_little_text_says_how_many_tokens_it_gives) {
   BpeTrainer *trainer = trainer_for("[a-z]+", 300, 1);
   add(trainer, "abc abc", 7);
-  assert_int_equal(bpe_trainer_step(trainer, 1000, &err), -1);
-  assert_says(&err, "the text is too little for 300 tokens: it gives 260");
+  expect_error(bpe_trainer_step(trainer, 1000, &err), &err,
+               "the text is too little for 300 tokens: it gives 260");
   bpe_trainer_close(trainer);
   trainer = trainer_for("[a-z]+", 259, 1);
   assert_int_equal(bpe_trainer_step(trainer, 1000, &err), -1); // no text at all
@@ -353,21 +331,19 @@ TEST(a_pattern_that_backtracks_for_ever_is_an_error) {
   memset(text, 'a', BYTES);
   BpeTrainer *trainer = trainer_for("(a+)+b|((a*)*)*c", 300, 2);
   for (int i = 0; i < 3; i++) add(trainer, text, BYTES);
-  assert_int_equal(bpe_trainer_step(trainer, 1, &err), -1);
-  assert_says(&err, "backtrack for ever");
+  expect_error(bpe_trainer_step(trainer, 1, &err), &err, "backtrack for ever");
   bpe_trainer_close(trainer);
 }
 
 TEST(a_failed_save_leaves_nothing) {
   BpeTrainer *trainer = trainer_for("[a-z]+", 258, 1);
   train(trainer);
-  assert_int_equal(bpe_trainer_save(trainer, "/nowhere", &err), -1);
-  assert_says(&err, "/nowhere/tokenizer_config.json.tmp");
+  expect_error(bpe_trainer_save(trainer, "/nowhere", &err), &err,
+               "/nowhere/tokenizer_config.json.tmp");
   const PathText folder = path_text("%s/taken", (char *)*state);
   const PathText taken = path_text("%s/tokenizer.json", folder.text);
-  assert_int_equal(directory_create(taken.text, &err), 0);
-  assert_int_equal(bpe_trainer_save(trainer, folder.text, &err), -1);
-  assert_says(&err, "is a folder");
+  must(directory_create(taken.text, &err), &err);
+  expect_error(bpe_trainer_save(trainer, folder.text, &err), &err, "is a folder");
   assert_false(path_exists(path_text("%s/tokenizer_config.json", folder.text).text));
   assert_false(path_exists(path_text("%s/tokenizer_config.json.tmp", folder.text).text));
   bpe_trainer_close(trainer);
@@ -377,13 +353,13 @@ TEST(a_failed_save_leaves_nothing) {
 
 static void count(WordCounter *counter, const char *text, size_t bytes) {
   Error err;
-  if (counter_add(counter, text, bytes, &err) != 0) fail_msg("%s", err.text);
+  must(counter_add(counter, text, bytes, &err), &err);
 }
 
 static WordTable counted(WordCounter *counter) {
   Error err;
   WordTable words;
-  if (counter_finish(counter, &words, &err) != 0) fail_msg("%s", err.text);
+  must(counter_finish(counter, &words, &err), &err);
   counter_close(counter);
   return words;
 }
@@ -467,4 +443,4 @@ TEST(rare_words_are_forgotten_where_there_are_too_many) {
   words_free(&one);
 }
 
-TEST_GROUP(make_folder, remove_folder);
+TEST_GROUP(make_folder, NULL);

@@ -127,15 +127,14 @@ static void write_checkpoint(void **state) {
     rig_update(&rig);
   }
   Config config;
-  char *json = xasprintf("{\"model\": \"%s/config.json\", \"data\": {\"train\": \"unused.bin\"}, "
+  char *json = held_text("{\"model\": \"%s/config.json\", \"data\": {\"train\": \"unused.bin\"}, "
                          "\"train\": {\"steps\": %d, \"sequence_length\": %lld}, "
                          "\"output\": {\"dir\": \"unused\"}}",
                          rig.folder, FIXTURE_STEPS, (long long)rig.llama.spec.seq);
   must(config_parse(&config, "config of the test", json, 0, NULL, &err), &err);
-  free(json);
 
-  char *run_dir = xasprintf("%s/%s", getenv("COMPARE_DIR"), rig.fixture);
-  char *logits_path = xasprintf("%s/logits.safetensors", run_dir);
+  char *run_dir = held_text("%s/%s", getenv("COMPARE_DIR"), rig.fixture);
+  char *logits_path = held_text("%s/logits.safetensors", run_dir);
   const TrainState done = {.step = FIXTURE_STEPS, .updates = FIXTURE_STEPS, .best_val_loss = NAN};
   must(directory_create(run_dir, &err), &err);
   const Export export = {.shard_bytes = 20000}; // transformers must find all shards
@@ -145,8 +144,6 @@ static void write_checkpoint(void **state) {
   float *logits = rig_logits(&rig, &loss);
   write_logits(&rig, logits_path, logits);
   free(logits);
-  free(logits_path);
-  free(run_dir);
   rig_close(&rig);
 }
 
