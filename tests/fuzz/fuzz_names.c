@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
 #include "tests/fuzz/folder.h"
+#include "tests/support/shapes.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
@@ -27,17 +28,7 @@ static Model *model_of(bool tied) {
   static Model models[2];
   Model *m = &models[tied];
   if (m->be) return m;
-  m->config = (ModelConfig){.hidden_size = 8,
-                            .intermediate_size = 8,
-                            .num_hidden_layers = 1,
-                            .num_attention_heads = 2,
-                            .num_key_value_heads = 1,
-                            .head_dim = 4,
-                            .vocab_size = 6,
-                            .max_position_embeddings = 8,
-                            .rms_norm_eps = 1e-5,
-                            .rope_theta = 10000,
-                            .tie_word_embeddings = tied};
+  m->config = (ModelConfig){MODEL_SHAPE(8, 8, 1, 2, 1, 4, 6, 8), .tie_word_embeddings = tied};
   const Spec spec =
       model_spec(&m->config, (Spec){.batch = 1, .seq = 8, .loss_chunks = 1, .threads = 1});
   Error err;

@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/bf16.h"
+#include "tests/support/shapes.h"
 
 float *widened(const uint16_t *from, size_t n) {
   float *to = xmalloc(n * sizeof *to);
@@ -32,16 +33,8 @@ static void results_free(Results *r) {
 
 static void reference_run(const Problem *p, Results *r) {
   const AttentionShape *s = &p->s;
-  const Spec config = {.D = s->H * s->d,
-                       .F = 8,
-                       .H = s->H,
-                       .KV = s->KV,
-                       .d = s->d,
-                       .V = 8,
-                       .max_tokens = attention_rows(s),
-                       .max_positions = s->T,
-                       .usual_documents = p->documents,
-                       .longest_document = s->T,
+  const Spec config = {SPEC_SHAPE(s->H * s->d, 8, s->H, s->KV, s->d, 8, attention_rows(s), s->T),
+                       .usual_documents = p->documents, .longest_document = s->T,
                        .rms_norm_eps = 1e-5f};
   Backend *cpu = backend_cpu_create(&config);
   act_t *qkv = (act_t *)p->qkv_f, *o = (act_t *)r->o, *d_o = (act_t *)p->d_o_f;

@@ -1,6 +1,7 @@
 #include "tests/gpu/ops_rig.h"
 
 #include "tests/support/bf16_twin.h"
+#include "tests/support/shapes.h"
 
 // Tails everywhere: rows that start at any 2-byte boundary, clusters of 1, 2, 4 and 8 blocks a row
 // of logits, and a row too long for all of them.
@@ -38,17 +39,8 @@ static Subject subject_new(Shape s, const KernelMode *mode, bool fp8) {
                .Hd = s.H * s.d,
                .fused = mode->kernels == KERNELS_FUSED,
                .fp8 = fp8};
-  Spec spec = {.D = s.D,
-               .F = s.F,
-               .H = s.H,
-               .KV = s.KV,
-               .d = s.d,
-               .V = s.V,
-               .max_tokens = t.M + (fp8 ? 0 : 3),
-               .max_positions = s.T + 5,
-               .rms_norm_eps = eps,
-               .kernels = mode->kernels,
-               .mainloop = mode->mainloop,
+  Spec spec = {SPEC_SHAPE(s.D, s.F, s.H, s.KV, s.d, s.V, t.M + (fp8 ? 0 : 3), s.T + 5),
+               .rms_norm_eps = eps, .kernels = mode->kernels, .mainloop = mode->mainloop,
                .train = true};
   for (int64_t j = 0; j < s.d / 2; j++) spec.inv_freq[j] = inv_freq(&s, j);
   t.cpu = backend_cpu_create(&spec);

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/support/shapes.h"
 
 enum { MOST_PARAMS = 10 };
 
@@ -28,14 +29,7 @@ static inline float *named(int64_t n, double scale, const char *what, int tensor
 }
 
 static inline Spec params_spec(int64_t D, int64_t V, MomentType moments, MasterType masters) {
-  return (Spec){.D = D,
-                .F = 16,
-                .H = 1,
-                .KV = 1,
-                .d = 16,
-                .V = V,
-                .max_tokens = 64,
-                .max_positions = 64,
+  return (Spec){SPEC_SHAPE(D, 16, 1, 1, 16, V, 64, 64),
                 .rms_norm_eps = 1e-5f,
                 .moments = moments,
                 .masters = masters,

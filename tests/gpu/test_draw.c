@@ -2,26 +2,14 @@
 #include "tests/gpu/gpu_test.h"
 
 #include "model/llama.h"
+#include "tests/support/shapes.h"
 
-static const ModelConfig base = {.hidden_size = 192,
-                                 .intermediate_size = 520,
-                                 .num_hidden_layers = 2,
-                                 .num_attention_heads = 6,
-                                 .num_key_value_heads = 2,
-                                 .head_dim = 32,
-                                 .vocab_size = 203,
-                                 .max_position_embeddings = 64,
-                                 .rms_norm_eps = 1e-5,
-                                 .rope_theta = 10000,
+static const ModelConfig base = {MODEL_SHAPE(192, 520, 2, 6, 2, 32, 203, 64),
                                  .initializer_range = 0.02};
 
 static Spec spec_with(MasterType masters) {
-  return model_spec(&base, (Spec){.batch = 2,
-                                  .seq = 64,
-                                  .loss_chunks = 1,
-                                  .train = true,
-                                  .masters = masters,
-                                  .kernels = KERNELS_UNFUSED});
+  return model_spec(&base,
+                    (Spec){TRAINS(2, 64, 1), .masters = masters, .kernels = KERNELS_UNFUSED});
 }
 
 static float *master_of(const Llama *llama, int i, int64_t *count) {

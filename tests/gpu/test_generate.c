@@ -4,19 +4,11 @@
 
 #include "model/generate.h"
 #include "tests/support/bf16_twin.h"
+#include "tests/support/shapes.h"
 
 enum { PROMPT = 100, WRITTEN = 60, TEXT = PROMPT + WRITTEN, SHORT_CONTEXT = 120 };
 
-static const ModelConfig model = {.hidden_size = 256,
-                                  .intermediate_size = 648,
-                                  .num_hidden_layers = 3,
-                                  .num_attention_heads = 6,
-                                  .num_key_value_heads = 2,
-                                  .head_dim = 64,
-                                  .vocab_size = 1003,
-                                  .max_position_embeddings = 256,
-                                  .rms_norm_eps = 1e-5,
-                                  .rope_theta = 10000,
+static const ModelConfig model = {MODEL_SHAPE(256, 648, 3, 6, 2, 64, 1003, 256),
                                   .initializer_range = 0.08};
 
 static void open_model(Llama *llama, Backend *be) {

@@ -8,6 +8,7 @@
 #include "kernels/fused/kernels.h"
 #include "tests/gpu/ops_rig.h"
 #include "tests/gpu/fp8_here.h"
+#include "tests/support/shapes.h"
 
 // Mixed: the loss fused, the dgrad not.
 typedef enum Mode { UNFUSED, UNFUSED_FP8, FUSED, MMA_SYNC, MIXED, FUSED_FP8, MODES } Mode;
@@ -184,20 +185,9 @@ static Backend *backend_new(Shape3 s, Mode mode) {
   static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
                                               KERNELS_FUSED,   KERNELS_AUTO,    KERNELS_FUSED};
   const bool fp8 = mode != MMA_SYNC && fp8_here(false);
-  return gpu_backend((Spec){.D = s.D,
-                            .F = s.D,
-                            .H = 1,
-                            .KV = 1,
-                            .d = 16,
-                            .V = s.V,
-                            .max_tokens = s.M,
-                            .max_positions = s.M,
-                            .rms_norm_eps = eps,
-                            .train = true,
-                            .fp8 = fp8,
-                            .scalings = kinds,
-                            .scaling_count = fp8 ? HEAD_SCALINGS : 0,
-                            .kernels = choices[mode],
+  return gpu_backend((Spec){SPEC_SHAPE(s.D, s.D, 1, 1, 16, s.V, s.M, s.M), .rms_norm_eps = eps,
+                            .train = true, .fp8 = fp8, .scalings = kinds,
+                            .scaling_count = fp8 ? HEAD_SCALINGS : 0, .kernels = choices[mode],
                             .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO});
 }
 

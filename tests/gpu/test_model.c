@@ -4,6 +4,7 @@
 
 #include "base/os.h"
 #include "model/llama.h"
+#include "tests/support/shapes.h"
 
 enum { STEPS = 30 };
 
@@ -66,13 +67,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   double ms[STEPS];
   int read = 0;
   int32_t *lengths = xcalloc((size_t)(c->B * c->T), sizeof *lengths);
-  const AdamW hyper = {.learning_rate = 3e-3,
-                       .beta1 = 0.9,
-                       .beta2 = 0.95,
-                       .eps = 1e-8,
-                       .weight_decay = 0.1,
-                       .clip_norm = 1,
-                       .gradient_scale = 1};
+  const AdamW hyper = {.learning_rate = 3e-3, .weight_decay = 0.1, .clip_norm = 1, USUAL_ADAMW};
   const size_t M = (size_t)(c->B * c->T);
   int32_t *tokens = xmalloc(M * sizeof *tokens), *targets = xmalloc(M * sizeof *targets);
   Llama llama;
@@ -129,10 +124,7 @@ static void compare_losses(const Case *c, const char *name, const double *cpu, c
 
 static void compare(const Case *c) {
   double cpu[STEPS], gpu[STEPS], again[STEPS];
-  const Spec asked = {.batch = c->B,
-                      .seq = c->T,
-                      .loss_chunks = c->chunks,
-                      .train = true,
+  const Spec asked = {TRAINS(c->B, c->T, c->chunks),
                       .usual_documents = c->documents,
                       .longest_document = c->T,
                       .masters = c->masters,
@@ -158,29 +150,10 @@ static void compare(const Case *c) {
   }
 }
 
-static const ModelConfig untied = {.hidden_size = 192,
-                                   .intermediate_size = 512,
-                                   .num_hidden_layers = 3,
-                                   .num_attention_heads = 6,
-                                   .num_key_value_heads = 2,
-                                   .head_dim = 32,
-                                   .vocab_size = 203,
-                                   .max_position_embeddings = 128,
-                                   .rms_norm_eps = 1e-5,
-                                   .rope_theta = 10000,
+static const ModelConfig untied = {MODEL_SHAPE(192, 512, 3, 6, 2, 32, 203, 128),
                                    .initializer_range = 0.05};
-static const ModelConfig tied = {.hidden_size = 128,
-                                 .intermediate_size = 344,
-                                 .num_hidden_layers = 2,
-                                 .num_attention_heads = 2,
-                                 .num_key_value_heads = 2,
-                                 .head_dim = 64,
-                                 .vocab_size = 256,
-                                 .max_position_embeddings = 128,
-                                 .rms_norm_eps = 1e-5,
-                                 .rope_theta = 10000,
-                                 .tie_word_embeddings = true,
-                                 .initializer_range = 0.05};
+static const ModelConfig tied = {MODEL_SHAPE(128, 344, 2, 2, 2, 64, 256, 128),
+                                 .tie_word_embeddings = true, .initializer_range = 0.05};
 
 static const Case cases[] = {
     {"plain", &untied, .B = 4, .T = 96},

@@ -2,6 +2,7 @@
 // by programs, beside the definition in double. The twin rounds to bf16 where the GPU stores X, A
 // and B.
 #include "tests/gpu/params_rig.h"
+#include "tests/support/shapes.h"
 
 // Two layers of: a norm weight, qkv folded with it, o, gate_up and down.
 enum { A_LAYER = 5, LAYERS = 2, TENSORS = A_LAYER * LAYERS };
@@ -18,14 +19,8 @@ typedef struct Rig {
   Start start[TENSORS];
 } Rig;
 
-static const AdamW hyper = {.learning_rate = 1e-2,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-8,
-                            .momentum = 0.95,
-                            .weight_decay = 0.1,
-                            .clip_norm = 1,
-                            .gradient_scale = 1};
+static const AdamW hyper = {
+    .learning_rate = 1e-2, .momentum = 0.95, .weight_decay = 0.1, .clip_norm = 1, USUAL_ADAMW};
 
 static void set_shapes(const Sizes *n, ParamTensor *list) {
   for (int l = 0; l < LAYERS; l++) {
@@ -64,14 +59,7 @@ static void make_special(Rig *r) {
 
 static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentType moments,
                      MasterType masters) {
-  const Spec spec = {.D = 256,
-                     .F = 256,
-                     .H = 2,
-                     .KV = 1,
-                     .d = 64,
-                     .V = 256,
-                     .max_tokens = 64,
-                     .max_positions = 64,
+  const Spec spec = {SPEC_SHAPE(256, 256, 2, 1, 64, 256, 64, 64),
                      .rms_norm_eps = 1e-5f,
                      .moments = moments,
                      .masters = masters,

@@ -1,5 +1,6 @@
 // Attention of another shape beside a recorded one: the recorded calls keep their scratch.
 #include "tests/gpu/gpu_test.h"
+#include "tests/support/shapes.h"
 
 enum { H = 6, D_HEAD = 48, R = 3 * H * D_HEAD, B = 8, T = 256, LONGER = 1024 };
 
@@ -20,14 +21,7 @@ static bool replay(const Part *p) {
 
 TEST(a_recorded_step_outlives_a_larger_shape) {
   enum { ROWS = B * T, LONG_ROWS = B * LONGER, PIECES = 32, PIECE = 2 << 20 };
-  const Spec spec = {.D = H * D_HEAD,
-                     .F = 64,
-                     .H = H,
-                     .KV = H,
-                     .d = D_HEAD,
-                     .V = 64,
-                     .max_tokens = LONG_ROWS,
-                     .max_positions = LONGER,
+  const Spec spec = {SPEC_SHAPE(H * D_HEAD, 64, H, H, D_HEAD, 64, LONG_ROWS, LONGER),
                      .rms_norm_eps = 1e-5,
                      .kernels = KERNELS_UNFUSED,
                      .train = true,

@@ -6,20 +6,12 @@
 #include "base/os.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/support/tiny_run.h"
+#include "tests/support/shapes.h"
 
 static Backend *open_gpu(void) {
   Error err = {""};
-  const Spec spec = {.D = 64,
-                     .F = 128,
-                     .H = 1,
-                     .KV = 1,
-                     .d = 64,
-                     .V = 64,
-                     .max_tokens = 64,
-                     .max_positions = 64,
-                     .rms_norm_eps = 1e-5,
-                     .kernels = KERNELS_UNFUSED,
-                     .train = true};
+  const Spec spec = {SPEC_SHAPE(64, 128, 1, 1, 64, 64, 64, 64), .rms_norm_eps = 1e-5,
+                     .kernels = KERNELS_UNFUSED, .train = true};
   Backend *be = gpu_backend(spec);
   must(be->services.snapshot_open(be, &err), &err);
   return be;

@@ -1,6 +1,7 @@
 // The end of a step on the GPU: the norm weights' gradients, the norm, AdamW, the compute copies;
 // and a step captured in a graph.
 #include "tests/gpu/params_rig.h"
+#include "tests/support/shapes.h"
 
 // A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
 // used plain.
@@ -15,13 +16,8 @@ typedef struct Update {
   Side gpu, cpu, twin; // the last two have one backend
 } Update;
 
-static const AdamW hyper = {.learning_rate = 1e-2,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-8,
-                            .weight_decay = 0.1,
-                            .clip_norm = 1,
-                            .gradient_scale = 1};
+static const AdamW hyper = {
+    .learning_rate = 1e-2, .weight_decay = 0.1, .clip_norm = 1, USUAL_ADAMW};
 
 static float *copy_of(const void *x, int64_t n) {
   float *copy = xmalloc((size_t)n * sizeof *copy);

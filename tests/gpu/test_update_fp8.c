@@ -3,6 +3,7 @@
 // copies.
 #include "tests/gpu/fp8_here.h"
 #include "tests/gpu/params_rig.h"
+#include "tests/support/shapes.h"
 
 // A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
 // used plain.
@@ -22,8 +23,7 @@ typedef struct Rig {
 
 // No clipping: the norm's last bit depends on the order of tensors. Steps are large, so that scales
 // change.
-static const AdamW hyper = {
-    .learning_rate = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .gradient_scale = 1};
+static const AdamW hyper = {.learning_rate = 0.5, USUAL_ADAMW};
 
 static bool is_norm(int i) {
   return i == NORM || i == TIED_NORM;

@@ -3,6 +3,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "tests/support/gradient.h"
 #include "tests/support/safe_values.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -102,14 +103,9 @@ static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64
   for (int64_t i = 0; i < rig->tokens_count; i++) rig->counted += rig->targets[i] != NO_TARGET;
   read_documents(rig);
 
-  const Spec asked = {.batch = ids->shape[0] / micro_batches,
-                      .seq = ids->shape[1],
-                      .loss_chunks = loss_chunks,
-                      .train = true,
-                      .muon = muon,
-                      .usual_documents = rig->documents,
-                      .longest_document = ids->shape[1],
-                      .threads = 2};
+  const Spec asked = {TRAINS(ids->shape[0] / micro_batches, ids->shape[1], loss_chunks),
+                      .muon = muon, .usual_documents = rig->documents,
+                      .longest_document = ids->shape[1], .threads = 2};
   const Spec spec = model_spec(&rig->model, asked);
   rig->be = create(&spec, micro_batches);
   must(llama_create(&rig->llama, &rig->model, rig->be, &err), &err);

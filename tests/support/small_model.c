@@ -2,18 +2,14 @@
 
 #include "base/rng.h"
 #include "tests/support/bf16_twin.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { SEQ = 64, BATCH = SMALL_TOKENS / SEQ, VALIDATION = 1000000 };
 
-static const AdamW adamw = {.learning_rate = 1e-3,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-8,
-                            .weight_decay = 0.1,
-                            .clip_norm = 1,
-                            .gradient_scale = 1};
+static const AdamW adamw = {
+    .learning_rate = 1e-3, .weight_decay = 0.1, .clip_norm = 1, USUAL_ADAMW};
 
 // Low numbers are frequent.
 static int32_t zipf(uint64_t key, uint64_t index, int count) {
@@ -39,30 +35,18 @@ static void close_small(void *what) {
 
 SmallModel *small_open(SmallShape shape) {
   Error err = {""};
-  const ModelConfig model = {.hidden_size = 128,
-                             .intermediate_size = 256,
-                             .num_hidden_layers = 2,
-                             .num_attention_heads = 4,
-                             .num_key_value_heads = 2,
-                             .head_dim = 32,
-                             .vocab_size = SMALL_VOCAB,
-                             .max_position_embeddings = SEQ,
-                             .rms_norm_eps = 1e-5,
-                             .rope_theta = 10000,
-                             .tie_word_embeddings = shape.tied,
-                             .zero_init = shape.zero_init,
+  const ModelConfig model = {MODEL_SHAPE(128, 256, 2, 4, 2, 32, SMALL_VOCAB, SEQ),
+                             .tie_word_embeddings = shape.tied, .zero_init = shape.zero_init,
                              .initializer_range = 0.05};
   SmallModel *s = xcalloc(1, sizeof *s);
   s->micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1;
-  const Spec asked = {.batch = BATCH / s->micro_batches,
-                      .seq = SEQ,
-                      .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
-                      .recompute = shape.recompute,
-                      .recompute_layers = shape.recompute_layers,
-                      .train = true,
-                      .fp8 = shape.fp8,
-                      .bf16_products = shape.bf16_products,
-                      .threads = 1};
+  const Spec asked = {
+      TRAINS(BATCH / s->micro_batches, SEQ, shape.loss_chunks > 0 ? shape.loss_chunks : 1),
+      .recompute = shape.recompute,
+      .recompute_layers = shape.recompute_layers,
+      .fp8 = shape.fp8,
+      .bf16_products = shape.bf16_products,
+      .threads = 1};
   Spec spec = model_spec(&model, asked);
   if (shape.fp8) scalings_declare(&model, &spec);
   s->kinds = spec.scalings;

@@ -26,8 +26,8 @@ void assert_says(const Error *err, const char *words);
 void expect_error(int status, const Error *err, const char *words);
 void expect_none(const void *made, const Error *err, const char *words);
 
-// ---- What a test holds until it ends, or the set-up of a group until its last test has ended. Then
-// it is released, the newest first.
+// ---- What a test holds until it ends, or the set-up of a group until its last test has ended.
+// Then it is released, the newest first.
 
 // Memory or a handle, nothing of the stack. Returns it.
 void *hold(void *what, void (*release)(void *));

@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "model/checkpoint/files.h"
 #include "tests/support/data_test.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 static void close_run(void *what) {
@@ -27,14 +28,8 @@ TinyRun *tiny_run_open(const char *text) {
                          text[0] ? ", " : "", text);
   must(config_parse(&run->config, "tiny", json, 0, NULL, &err), &err);
   const Config *c = &run->config;
-  const Spec asked = {.batch = 1,
-                      .seq = 8,
-                      .loss_chunks = 1,
-                      .train = true,
-                      .muon = c->optimizer.kind == OPTIMIZER_MUON,
-                      .moments = c->backend.moments,
-                      .masters = c->backend.masters,
-                      .threads = 1};
+  const Spec asked = {TRAINS(1, 8, 1), .muon = c->optimizer.kind == OPTIMIZER_MUON,
+                      .moments = c->backend.moments, .masters = c->backend.masters, .threads = 1};
   const Spec spec = model_spec(&c->model, asked);
   run->be = backend_cpu_create(&spec);
   must(llama_create(&run->llama, &c->model, run->be, &err), &err);

@@ -1,6 +1,7 @@
 // Attention that stops at documents' ends: a packed batch has the loss and the gradients of its
 // documents one by one. In fp64: in fp32 they differ by 1e-6 already where a batch is split.
 #include "model/llama.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -10,17 +11,7 @@
 
 enum { B = 2, T = 48, M = B * T, V = 61 };
 
-static const ModelConfig model = {.hidden_size = 32,
-                                  .intermediate_size = 48,
-                                  .num_hidden_layers = 2,
-                                  .num_attention_heads = 4,
-                                  .num_key_value_heads = 2,
-                                  .head_dim = 8,
-                                  .vocab_size = V,
-                                  .max_position_embeddings = T,
-                                  .rms_norm_eps = 1e-5,
-                                  .rope_theta = 10000,
-                                  .initializer_range = 0.2};
+static const ModelConfig model = {MODEL_SHAPE(32, 48, 2, 4, 2, 8, V, T), .initializer_range = 0.2};
 
 typedef struct Trained {
   Backend *be;
@@ -29,13 +20,7 @@ typedef struct Trained {
 } Trained;
 
 static Trained open_model(void) {
-  const Spec asked = {.batch = B,
-                      .seq = T,
-                      .loss_chunks = 1,
-                      .train = true,
-                      .usual_documents = M,
-                      .longest_document = T,
-                      .threads = 2};
+  const Spec asked = {TRAINS(B, T, 1), .usual_documents = M, .longest_document = T, .threads = 2};
   const Spec spec = model_spec(&model, asked);
   Trained t = {.be = backend_cpu_create(&spec)};
   Error err;

@@ -5,6 +5,7 @@
 #include "kernels/math.h"
 #include "model/llama.h"
 #include "tests/support/gradient.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 enum { DIRECTIONS = 3, ELEMENTS = 8 };
@@ -77,12 +78,7 @@ static double tensor_error(Llama *llama, int index, const double *g) {
 }
 
 static void check_case(const Case *c) {
-  const Spec asked = {.batch = c->B,
-                      .seq = c->T,
-                      .loss_chunks = c->chunks,
-                      .recompute = c->recompute,
-                      .train = true,
-                      .threads = 2};
+  const Spec asked = {TRAINS(c->B, c->T, c->chunks), .recompute = c->recompute, .threads = 2};
   const Spec spec = model_spec(&c->model, asked);
   Backend *be = backend_cpu_create(&spec);
   Llama llama;
@@ -119,16 +115,7 @@ static void check_case(const Case *c) {
 }
 
 static ModelConfig small_model(void) {
-  return (ModelConfig){.hidden_size = 16,
-                       .intermediate_size = 24,
-                       .num_hidden_layers = 2,
-                       .num_attention_heads = 4,
-                       .num_key_value_heads = 2,
-                       .head_dim = 4,
-                       .vocab_size = 19,
-                       .max_position_embeddings = 128,
-                       .rms_norm_eps = 1e-5,
-                       .rope_theta = 10000};
+  return (ModelConfig){MODEL_SHAPE(16, 24, 2, 4, 2, 4, 19, 128)};
 }
 
 TEST(grouped_queries_untied) {

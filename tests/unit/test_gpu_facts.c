@@ -3,6 +3,7 @@
 #include "kernels/muon_groups.h"
 #include "model/run/backend.h"
 #include "model/tensors.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 int __wrap_gpu_find(Gpu *gpu, Error *err);
@@ -208,17 +209,8 @@ static void check_launches(const char *path, int count, const Launched *expected
 
 // A 1B model, 8 x 4096 tokens, documents of 500 on average and 4096 at most.
 TEST(deterministic_documents_need_no_more_than_whole_windows) {
-  Spec c = {.D = 2048,
-            .F = 8192,
-            .H = 32,
-            .KV = 8,
-            .d = 64,
-            .V = 128256,
-            .max_tokens = 8 * 4096,
-            .train = true,
-            .batch = 8,
-            .seq = 4096,
-            .loss_chunks = 8};
+  Spec c = {TRAINS(8, 4096, 8),    .D = 2048, .F = 8192, .H = 32, .KV = 8, .d = 64, .V = 128256,
+            .max_tokens = 8 * 4096};
   spec_estimate_gpu(&c);
   const size_t plain = c.workspace_bytes;
   c.deterministic = true;

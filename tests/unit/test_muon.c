@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "kernels/cpu/cpu.h"
 #include "model/llama.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 // ---- Matrices with known singular values
@@ -152,15 +153,7 @@ enum { ROWS = 8, COLS = 24, PARTS = 3 };
 
 // The update of q, k and v of one tensor, whose gradients are `sizes` large: what moved.
 static void moved_parts(const double *sizes, bool *moved) {
-  const Spec config = {.D = 8,
-                       .F = 8,
-                       .H = 1,
-                       .KV = 1,
-                       .d = 8,
-                       .V = 8,
-                       .max_tokens = 8,
-                       .max_positions = 8,
-                       .threads = 1};
+  const Spec config = {SPEC_SHAPE(8, 8, 1, 1, 8, 8, 8, 8), .threads = 1};
   const AdamW hyper = {.learning_rate = 0.1, .momentum = 0.95, .gradient_scale = 1};
   Backend *be = backend_cpu_create(&config);
   real W[PARTS * ROWS * COLS] = {0}, m[PARTS * ROWS * COLS] = {0}, grad[PARTS * ROWS * COLS];
@@ -200,32 +193,10 @@ enum { B = 2, T = 24, M = B * T, V = 61 };
 // How far the parts of layer 0's qkv move in three steps with documents of `rows` rows. The last
 // row of a document has no target.
 static void train_on_documents(int rows, double *moved) {
-  const ModelConfig model = {.hidden_size = 64,
-                             .intermediate_size = 96,
-                             .num_hidden_layers = 2,
-                             .num_attention_heads = 2,
-                             .num_key_value_heads = 1,
-                             .head_dim = 32,
-                             .vocab_size = V,
-                             .max_position_embeddings = T,
-                             .rms_norm_eps = 1e-5,
-                             .rope_theta = 10000,
-                             .initializer_range = 0.1};
-  const Spec asked = {.batch = B,
-                      .seq = T,
-                      .loss_chunks = 1,
-                      .train = true,
-                      .muon = true,
-                      .usual_documents = M,
-                      .longest_document = T,
+  const ModelConfig model = {MODEL_SHAPE(64, 96, 2, 2, 1, 32, V, T), .initializer_range = 0.1};
+  const Spec asked = {TRAINS(B, T, 1), .muon = true, .usual_documents = M, .longest_document = T,
                       .threads = 1};
-  const AdamW hyper = {.learning_rate = 1e-3,
-                       .beta1 = 0.9,
-                       .beta2 = 0.95,
-                       .eps = 1e-8,
-                       .momentum = 0.95,
-                       .clip_norm = 1,
-                       .gradient_scale = 1};
+  const AdamW hyper = {.learning_rate = 1e-3, .momentum = 0.95, .clip_norm = 1, USUAL_ADAMW};
   const Spec spec = model_spec(&model, asked);
   Backend *be = backend_cpu_create(&spec);
   Llama llama;

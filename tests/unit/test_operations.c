@@ -2,21 +2,13 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/math.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 #include "model/llama.h"
 
 // No two widths are alike.
 enum { D = 32, F = 48, HD = 40, KVD = 20, R = 80, V = 70, LAYERS = 3, B = 2, T = 16, M = 32 };
-static const ModelConfig config = {.hidden_size = D,
-                                   .intermediate_size = F,
-                                   .num_hidden_layers = LAYERS,
-                                   .num_attention_heads = 4,
-                                   .num_key_value_heads = 2,
-                                   .head_dim = 10,
-                                   .vocab_size = V,
-                                   .max_position_embeddings = T,
-                                   .rms_norm_eps = 1e-5,
-                                   .rope_theta = 10000,
+static const ModelConfig config = {MODEL_SHAPE(D, F, LAYERS, 4, 2, 10, V, T),
                                    .initializer_range = 0.05};
 
 typedef struct Model {
@@ -25,13 +17,7 @@ typedef struct Model {
 } Model;
 
 static void open_model(Model *m, bool muon, Recompute recompute, MasterType masters) {
-  const Spec asked = {.batch = B,
-                      .seq = T,
-                      .loss_chunks = 2,
-                      .train = true,
-                      .muon = muon,
-                      .recompute = recompute,
-                      .masters = masters,
+  const Spec asked = {TRAINS(B, T, 2), .muon = muon, .recompute = recompute, .masters = masters,
                       .threads = 1};
   const Spec spec = model_spec(&config, asked);
   int32_t tokens[M], targets[M];

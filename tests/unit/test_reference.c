@@ -2,6 +2,7 @@
 // gradient and the long row sums of a step against the same in fp64, at a real vocabulary.
 #include "base/rng.h"
 #include "kernels/cpu/cpu.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 enum { M = 6, D = 64, V = 128256 };
@@ -23,16 +24,7 @@ static float *normals(const char *name, int64_t count, double deviation) {
 }
 
 static Head open_head(void) {
-  const Spec c = {.D = D,
-                  .F = 8,
-                  .H = 1,
-                  .KV = 1,
-                  .d = 8,
-                  .V = V,
-                  .max_tokens = M,
-                  .max_positions = 1,
-                  .rms_norm_eps = 1e-5,
-                  .threads = 1};
+  const Spec c = {SPEC_SHAPE(D, 8, 1, 1, 8, V, M, 1), .rms_norm_eps = 1e-5, .threads = 1};
   Head h = {.be = backend_cpu_create(&c), .stride = padded_vocab(&c)};
   h.x = normals("x", M * D, 1);
   h.W = normals("W", (int64_t)V * D, 0.3);
@@ -119,16 +111,7 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
 
 TEST(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms) {
   enum { WIDE = 65536, NARROW = 8 };
-  const Spec c = {.D = NARROW,
-                  .F = WIDE,
-                  .H = 1,
-                  .KV = 1,
-                  .d = 8,
-                  .V = 8,
-                  .max_tokens = 1,
-                  .max_positions = 1,
-                  .rms_norm_eps = 1e-5,
-                  .threads = 1};
+  const Spec c = {SPEC_SHAPE(NARROW, WIDE, 1, 1, 8, 8, 1, 1), .rms_norm_eps = 1e-5, .threads = 1};
   Backend *be = backend_cpu_create(&c);
   float *W = normals("down", (int64_t)NARROW * WIDE, 1), *z = normals("z", 2 * WIDE, 1),
         *dx = normals("dx", NARROW, 1), *dz = xcalloc(2 * WIDE, sizeof *dz), one = NARROW, s;
@@ -150,16 +133,7 @@ TEST(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms) {
 
 TEST(a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms) {
   enum { T = 16384, d = 8, R = 3 * d, BLOCK = 256 };
-  const Spec c = {.D = d,
-                  .F = 8,
-                  .H = 1,
-                  .KV = 1,
-                  .d = d,
-                  .V = 8,
-                  .max_tokens = T,
-                  .max_positions = T,
-                  .rms_norm_eps = 1e-5,
-                  .threads = 1};
+  const Spec c = {SPEC_SHAPE(d, 8, 1, 1, d, 8, T, T), .rms_norm_eps = 1e-5, .threads = 1};
   Backend *be = backend_cpu_create(&c);
   float *qkv = normals("qkv", (int64_t)T * R, 0.5), o[d];
   const int32_t last = T - 1;

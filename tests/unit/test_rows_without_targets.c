@@ -5,6 +5,7 @@
 #include "kernels/formats.h"
 #include "tests/support/gradient.h"
 #include "tests/support/small_model.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 enum { M = SMALL_TOKENS, V = SMALL_VOCAB, STRIDE = (V + 15) / 16 * 16 };
@@ -232,12 +233,7 @@ TEST(where_no_row_counts_all_gradients_are_0) {
 
 // ---- The update
 
-static const AdamW hyper = {.learning_rate = 1e-3,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-8,
-                            .weight_decay = 0.1,
-                            .gradient_scale = 1};
+static const AdamW hyper = {.learning_rate = 1e-3, .weight_decay = 0.1, USUAL_ADAMW};
 
 static StepResult step(SmallModel *s, Left left, double scale, double clip_norm,
                        double gradient_scale) {

@@ -8,19 +8,14 @@
 #include "kernels/formats.h"
 #include "model/spec.h"
 #include "tests/support/gradient.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { TOKENS = 8 };
 
-static const AdamW adamw = {.learning_rate = 1e-2,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-8,
-                            .weight_decay = 0.1,
-                            .momentum = 0.95,
-                            .clip_norm = 1,
-                            .gradient_scale = 1};
+static const AdamW adamw = {
+    .learning_rate = 1e-2, .weight_decay = 0.1, .momentum = 0.95, .clip_norm = 1, USUAL_ADAMW};
 
 enum { KINDS = 2 };
 static const char *const kinds[KINDS] = {
@@ -203,14 +198,8 @@ static void check_decay(const char *kind) {
   size_t bytes;
   float *before = snapshot(run, &bytes);
   gradients(run, 1, 0); // gradients of exactly 0: what moves is decay
-  const AdamW decay_only = {.learning_rate = 0.5,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-8,
-                            .weight_decay = 0.5,
-                            .momentum = 0.95,
-                            .clip_norm = 1,
-                            .gradient_scale = 1};
+  const AdamW decay_only = {
+      .learning_rate = 0.5, .weight_decay = 0.5, .momentum = 0.95, .clip_norm = 1, USUAL_ADAMW};
   update(run, &decay_only);
   float *after = snapshot(run, &bytes);
   const float *a = before, *b = after;
