@@ -29,9 +29,9 @@ static void bag_add(Bag *bag, const char *name, const SafeTensor *like, const vo
   for (int i = 0; i < like->rank; i++) n *= like->shape[i];
   const int at = bag->count++;
   bag->items[at].t = *like;
-  bag->items[at].t.name = xstrdup(name);
+  bag->items[at].t.name = held_text("%s", name);
   bag->items[at].elements = n;
-  bag->items[at].values = xmalloc((size_t)n * sizeof(float));
+  bag->items[at].values = held(xmalloc((size_t)n * sizeof(float)));
   memcpy(bag->items[at].values, values, (size_t)n * sizeof(float));
 }
 
@@ -54,8 +54,6 @@ static int bag_find(const Bag *bag, const char *name) {
 }
 
 static void bag_remove(Bag *bag, int at) {
-  free(bag->items[at].t.name);
-  free(bag->items[at].values);
   bag->items[at] = bag->items[--bag->count];
 }
 
@@ -63,10 +61,6 @@ static void bag_rename(Bag *bag, const char *from, const char *to) {
   const int at = bag_find(bag, from);
   bag_add(bag, to, &bag->items[at].t, bag->items[at].values);
   bag_remove(bag, at);
-}
-
-static void bag_free(Bag *bag) {
-  while (bag->count > 0) bag_remove(bag, 0);
 }
 
 static void bag_dtype(Bag *bag, SafeDtype dtype) {
@@ -161,7 +155,6 @@ TEST(what_the_model_does_not_need_is_refused_by_name) {
     }
     expect_error(load_bag(t, cases[i].file, &bag, &err), &err, cases[i].words);
     expect_untouched(t);
-    bag_free(&bag);
   }
 }
 
@@ -174,7 +167,6 @@ TEST(a_tied_model_takes_an_equal_lm_head_only) {
   assert_int_equal(tiny_test_differs(t, 1), 0);
   bag.items[bag.count - 1].values[175] += 1;
   expect_error(load_bag(t, weights_file, &bag, &err), &err, "lm_head.weight differs");
-  bag_free(&bag);
 }
 
 TEST(rotary_buffers_of_old_files_are_passed_over) {
@@ -184,7 +176,6 @@ TEST(rotary_buffers_of_old_files_are_passed_over) {
   bag_add(&bag, "model.layers.0.self_attn.rotary_emb.inv_freq", &like, (const float[]){1, 2});
   must(load_bag(t, weights_file, &bag, &err), &err);
   assert_int_equal(tiny_test_differs(t, 1), 0);
-  bag_free(&bag);
 }
 
 TEST(bf16_weights_are_read) {
@@ -204,7 +195,6 @@ TEST(bf16_weights_are_read) {
     memcpy(&found, &values[i], 4);
     assert_int_equal(found, expected & 0xffff0000u);
   }
-  bag_free(&bag);
 }
 
 TEST(sharded_weights_are_read) {
@@ -231,7 +221,6 @@ TEST(sharded_weights_are_read) {
     tiny_test_write(t, index, wrong[i].json);
     expect_error(load(t, true, &err), &err, wrong[i].words);
   }
-  bag_free(&bag);
 }
 
 // ---- FP8 scalings
@@ -247,8 +236,6 @@ TEST(tensors_are_known_by_name_and_not_by_position) {
     for (int j = 0; j < i; j++)
       assert_string_not_equal(scaling_name(&t->run->config.model, i).text,
                               scaling_name(&t->run->config.model, j).text);
-  bag_free(&bag);
-  bag_free(&reversed);
 }
 
 // Whoever goes on in another precision, or has no scales yet, calibrates.
@@ -273,9 +260,7 @@ static int load_old_form(TinyTest *t, SafeDtype dtype, int64_t rows, int64_t col
     if (is_scaling(&bag.items[i].t)) bag_remove(&bag, i);
   const SafeTensor like = {.dtype = dtype, .rank = 2, .shape = {rows, cols}};
   bag_add(&bag, "fp8.scalings", &like, states);
-  const int status = load_bag(t, optimizer_file, &bag, err);
-  bag_free(&bag);
-  return status;
+  return load_bag(t, optimizer_file, &bag, err);
 }
 
 TEST(scalings_in_the_older_form_are_read_by_position) {

@@ -20,6 +20,18 @@ static char *new_place(void) {
   return held_text("%s/not/there/yet.txt", temporary_folder());
 }
 
+static void close_choices(void *choices) {
+  choices_close(choices);
+  free(choices);
+}
+
+// Those of the first line in a file, or of none.
+static Choices *open_choices(const char *path) {
+  Choices *c = xcalloc(1, sizeof *c);
+  choices_open(c, path, first);
+  return hold(c, close_choices);
+}
+
 // Plans for the plain call and for all that differ from it in one thing; numbers tell them apart.
 enum { CALLS = 9 };
 static Asked asked(int i) {
@@ -53,82 +65,69 @@ static int count_in(const char *path, const char *line) {
 }
 
 static void keep_all(const char *path) {
-  Choices all;
-  choices_open(&all, path, first);
-  assert_int_equal(count_of(all.lines), 0);
+  Choices *all = open_choices(path);
+  assert_int_equal(count_of(all->lines), 0);
   for (int i = 0; i < CALLS; i++) {
     const Asked a = asked(i);
     AttentionPlan unknown;
-    assert_false(attention_plan_find(&all, &a.call, &unknown));
-    attention_plan_keep(&all, &a.call, &a.plan);
+    assert_false(attention_plan_find(all, &a.call, &unknown));
+    attention_plan_keep(all, &a.call, &a.plan);
   }
-  choices_save(&all);
-  choices_close(&all);
+  choices_save(all);
 }
 
 TEST(every_call_has_its_own_plan) {
   const char *const path = new_place();
-  Choices all;
   keep_all(path);
-  choices_open(&all, path, first);
-  assert_int_equal(count_of(all.lines), CALLS);
+  Choices *all = open_choices(path);
+  assert_int_equal(count_of(all->lines), CALLS);
   for (int i = 0; i < CALLS; i++) {
     const Asked a = asked(i);
     AttentionPlan found;
-    assert_true(attention_plan_find(&all, &a.call, &found));
+    assert_true(attention_plan_find(all, &a.call, &found));
     assert_true(found.number == a.plan.number && found.graph == a.plan.graph &&
                 found.other_graph == 0);
     assert_true(fabs(found.milliseconds - 1.0 / 3) < 1e-8);
   }
-  choices_close(&all);
 }
 
 TEST(a_newer_choice_takes_the_place_of_the_older) {
   const char *const path = new_place();
-  Choices all;
   keep_all(path);
-  choices_open(&all, path, first);
+  Choices *all = open_choices(path);
   AttentionPlan newer = plain.plan, found;
   newer.number = 77;
-  attention_plan_keep(&all, &plain.call, &newer);
-  assert_true(attention_plan_find(&all, &plain.call, &found) && found.number == 77);
-  choices_save(&all);
-  choices_close(&all);
-  choices_open(&all, path, first);
-  assert_int_equal(count_of(all.lines), CALLS);
-  assert_true(attention_plan_find(&all, &plain.call, &found) && found.number == 77);
-  choices_close(&all);
+  attention_plan_keep(all, &plain.call, &newer);
+  assert_true(attention_plan_find(all, &plain.call, &found) && found.number == 77);
+  choices_save(all);
+  all = open_choices(path);
+  assert_int_equal(count_of(all->lines), CALLS);
+  assert_true(attention_plan_find(all, &plain.call, &found) && found.number == 77);
 }
 
 TEST(processes_that_start_together_lose_nothing) {
   const char *const path = new_place();
-  Choices one, two;
-  choices_open(&one, path, first);
-  choices_open(&two, path, first);
-  choices_keep(&one, "1 2", "a");
-  choices_keep(&one, "1 3", "b");
-  choices_keep(&two, "1 2", "c");
-  choices_keep(&two, "4 5", "d");
-  choices_save(&one);
-  choices_save(&two);
-  assert_string_equal(choices_find(&two, "1 3"), "b\n1 2 = c\n4 5 = d\n");
-  choices_close(&one);
-  choices_open(&one, path, first);
-  assert_string_equal(one.lines, two.lines);
-  choices_close(&one);
-  choices_close(&two);
+  Choices *one = open_choices(path);
+  Choices *two = open_choices(path);
+  choices_keep(one, "1 2", "a");
+  choices_keep(one, "1 3", "b");
+  choices_keep(two, "1 2", "c");
+  choices_keep(two, "4 5", "d");
+  choices_save(one);
+  choices_save(two);
+  assert_string_equal(choices_find(two, "1 3"), "b\n1 2 = c\n4 5 = d\n");
+  one = open_choices(path);
+  assert_string_equal(one->lines, two->lines);
 }
 
 // As a GEMM's question is that of a batch without its end.
 TEST(a_question_may_begin_another) {
-  Choices all;
-  choices_open(&all, NULL, first);
-  choices_keep(&all, "8 16 x 3", "batched");
-  assert_null(choices_find(&all, "8 16"));
-  choices_keep(&all, "8 16", "single");
-  assert_string_equal(choices_find(&all, "8 16"), "single\n");
-  assert_string_equal(choices_find(&all, "8 16 x 3"), "batched\n8 16 = single\n");
-  choices_close(&all);
+  Choices *all = open_choices(NULL);
+  choices_keep(all, "8 16 x 3", "batched");
+  assert_null(choices_find(all, "8 16"));
+  choices_keep(all, "8 16", "single");
+  assert_string_equal(choices_find(all, "8 16"), "single\n");
+  assert_string_equal(choices_find(all, "8 16 x 3"), "batched\n8 16 = single\n");
 }
 
 TEST(what_cannot_be_an_answer_is_not_kept) {
@@ -143,14 +142,12 @@ TEST(what_cannot_be_an_answer_is_not_kept) {
   wrong[6].call.deterministic = true;                             // is the third
   wrong[6].plan.graph = ATTENTION_DETERMINISTIC;
   wrong[7].call.backward = false;
-  Choices all;
-  choices_open(&all, NULL, first);
-  for (int i = 0; i < 8; i++) attention_plan_keep(&all, &wrong[i].call, &wrong[i].plan);
-  assert_int_equal(count_of(all.kept), 0);
-  attention_plan_keep(&all, &plain.call, &plain.plan);
-  assert_int_equal(count_of(all.kept), 1);
-  choices_save(&all); // nowhere
-  choices_close(&all);
+  Choices *all = open_choices(NULL);
+  for (int i = 0; i < 8; i++) attention_plan_keep(all, &wrong[i].call, &wrong[i].plan);
+  assert_int_equal(count_of(all->kept), 0);
+  attention_plan_keep(all, &plain.call, &plain.plan);
+  assert_int_equal(count_of(all->kept), 1);
+  choices_save(all); // nowhere
 }
 
 TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
@@ -179,26 +176,22 @@ TEST(a_line_that_is_no_answer_is_not_trusted) {
                                     "9 2 0.25 0",   // none at all
                                     "1 2 inf 0",    "x", ""};
   static const char question[] = "8 4096 32 8 64 0 1 0 0";
-  Choices all;
   AttentionPlan found;
-  choices_open(&all, NULL, first);
-  choices_keep(&all, question, "1 2 0.25 0");
-  assert_true(attention_plan_find(&all, &plain.call, &found));
+  Choices *all = open_choices(NULL);
+  choices_keep(all, question, "1 2 0.25 0");
+  assert_true(attention_plan_find(all, &plain.call, &found));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    choices_keep(&all, question, bad[i]);
-    if (attention_plan_find(&all, &plain.call, &found)) fail_msg("%s was trusted", bad[i]);
+    choices_keep(all, question, bad[i]);
+    if (attention_plan_find(all, &plain.call, &found)) fail_msg("%s was trusted", bad[i]);
   }
-  choices_close(&all);
 }
 
 TEST(a_file_that_cannot_be_written_is_no_failure) {
-  Choices all;
   AttentionPlan found;
-  choices_open(&all, "/proc/nowhere/attention.txt", first);
-  attention_plan_keep(&all, &plain.call, &plain.plan);
-  choices_save(&all);
-  assert_true(attention_plan_find(&all, &plain.call, &found));
-  choices_close(&all);
+  Choices *all = open_choices("/proc/nowhere/attention.txt");
+  attention_plan_keep(all, &plain.call, &plain.plan);
+  choices_save(all);
+  assert_true(attention_plan_find(all, &plain.call, &found));
 }
 
 static void expect_path(const char *cache, const char *home, const char *expected) {

@@ -10,10 +10,14 @@
 
 // ---- Support
 
+static void close_trainer(void *trainer) {
+  bpe_trainer_close(trainer);
+}
+
 static BpeTrainer *trainer_for(const char *pattern, int64_t vocab_size, int threads) {
   Error err;
   const BpeOptions options = {.vocab_size = vocab_size, .pattern = pattern, .threads = threads};
-  return must_make(bpe_trainer_open(&options, &err), &err);
+  return hold(must_make(bpe_trainer_open(&options, &err), &err), close_trainer);
 }
 
 static void add(BpeTrainer *trainer, const char *text, size_t bytes) {
@@ -28,12 +32,11 @@ static void train(BpeTrainer *trainer) {
   if (status != 0) fail_msg("%s", err.text);
 }
 
-// Trains, closes the trainer, and returns the tokenizer.json that it saved.
+// Trains, and returns the tokenizer.json that it saved.
 static char *trained(BpeTrainer *trainer, const char *folder) {
   Error err;
   train(trainer);
   must(bpe_trainer_save(trainer, folder, &err), &err);
-  bpe_trainer_close(trainer);
   const PathText path = path_text("%s/tokenizer.json", folder);
   return file_text(path.text, NULL);
 }
@@ -251,7 +254,6 @@ TEST(progress_is_told) {
   assert_int_equal(p.tokens, 260);
   assert_int_equal(p.vocab_size, 260);
   assert_int_equal(bpe_trainer_text_tokens(trainer), 11);
-  bpe_trainer_close(trainer);
 }
 
 // ---- Hostile text
@@ -296,7 +298,6 @@ TEST(a_run_of_spaces_without_end_is_no_error) {
   add(trainer, text, BYTES);
   train(trainer); // 2, 4, ..., 256 spaces
   assert_int_equal(bpe_trainer_text_tokens(trainer), BYTES / 256);
-  bpe_trainer_close(trainer);
 }
 
 // ---- What is refused
@@ -318,11 +319,9 @@ TEST(too_little_text_says_how_many_tokens_it_gives) {
   add(trainer, "abc abc", 7);
   expect_error(bpe_trainer_step(trainer, 1000, &err), &err,
                "the text is too little for 300 tokens: it gives 260");
-  bpe_trainer_close(trainer);
   trainer = trainer_for("[a-z]+", 259, 1);
   assert_int_equal(bpe_trainer_step(trainer, 1000, &err), -1); // no text at all
   assert_says(&err, "it gives 258");
-  bpe_trainer_close(trainer);
 }
 
 TEST(a_pattern_that_backtracks_for_ever_is_an_error) {
@@ -332,7 +331,6 @@ TEST(a_pattern_that_backtracks_for_ever_is_an_error) {
   BpeTrainer *trainer = trainer_for("(a+)+b|((a*)*)*c", 300, 2);
   for (int i = 0; i < 3; i++) add(trainer, text, BYTES);
   expect_error(bpe_trainer_step(trainer, 1, &err), &err, "backtrack for ever");
-  bpe_trainer_close(trainer);
 }
 
 TEST(a_failed_save_leaves_nothing) {
@@ -346,7 +344,6 @@ TEST(a_failed_save_leaves_nothing) {
   expect_error(bpe_trainer_save(trainer, folder.text, &err), &err, "is a folder");
   assert_false(path_exists(path_text("%s/tokenizer_config.json", folder.text).text));
   assert_false(path_exists(path_text("%s/tokenizer_config.json.tmp", folder.text).text));
-  bpe_trainer_close(trainer);
 }
 
 // ---- Counting words: how text is cut, and what is forgotten
