@@ -25,6 +25,22 @@ static void make_text(uint64_t number, int32_t *tokens, int count) {
   }
 }
 
+static void close_llama(void *what) {
+  Llama *llama = what;
+  Backend *be = llama->be;
+  llama_destroy(llama);
+  be->services.destroy(be);
+  free(llama);
+}
+
+Llama *cpu_llama(const ModelConfig *model, Spec asked) {
+  Error err;
+  const Spec spec = model_spec(model, asked);
+  Llama *llama = xcalloc(1, sizeof *llama);
+  must(llama_create(llama, model, backend_cpu_create(&spec), &err), &err);
+  return hold(llama, close_llama);
+}
+
 static void close_small(void *what) {
   SmallModel *s = what;
   llama_destroy(&s->llama);

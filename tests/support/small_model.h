@@ -4,6 +4,9 @@
 #include "model/llama.h"
 #include "model/tensors.h"
 
+// A model on the CPU backend, which the test holds. Its weights are for the caller to draw.
+Llama *cpu_llama(const ModelConfig *model, Spec asked);
+
 enum { SMALL_TOKENS = 512, SMALL_VOCAB = 509 };
 
 typedef struct SmallModel {

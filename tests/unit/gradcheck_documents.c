@@ -2,6 +2,7 @@
 // documents one by one. In fp64: in fp32 they differ by 1e-6 already where a batch is split.
 #include "model/llama.h"
 #include "tests/support/shapes.h"
+#include "tests/support/small_model.h"
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -15,37 +16,29 @@ static const ModelConfig model = {MODEL_SHAPE(32, 48, 2, 4, 2, 8, V, T), .initia
 
 typedef struct Trained {
   Backend *be;
-  Llama llama;
+  Llama *llama;
   double loss;
 } Trained;
 
 static Trained open_model(void) {
   const Spec asked = {TRAINS(B, T, 1), .usual_documents = M, .longest_document = T, .threads = 2};
-  const Spec spec = model_spec(&model, asked);
-  Trained t = {.be = backend_cpu_create(&spec)};
-  Error err;
-  must(llama_create(&t.llama, &model, t.be, &err), &err);
-  llama_init_weights(&t.llama, 3);
-  return t;
-}
-
-static void close_model(Trained *t) {
-  llama_destroy(&t->llama);
-  t->be->services.destroy(t->be);
+  Llama *llama = cpu_llama(&model, asked);
+  llama_init_weights(llama, 3);
+  return (Trained){.be = llama->be, .llama = llama};
 }
 
 // Gradients of a batch of `rows` rows of the B T, and its part of their mean loss.
 static void add_batch(Trained *t, Batch batch, int64_t sequences, int64_t rows, bool accumulate) {
-  t->llama.spec.batch = sequences;
-  t->llama.spec.seq = rows;
-  llama_load_batch(&t->llama, &batch);
-  llama_forward(&t->llama);
-  llama_backward(&t->llama, (double)(sequences * rows) / M, accumulate);
+  t->llama->spec.batch = sequences;
+  t->llama->spec.seq = rows;
+  llama_load_batch(t->llama, &batch);
+  llama_forward(t->llama);
+  llama_backward(t->llama, (double)(sequences * rows) / M, accumulate);
 }
 
 static void finish(Trained *t) {
   const AdamW none = {0};
-  t->be->grads_finish(t->be, t->llama.tensors, t->llama.param_count);
+  t->be->grads_finish(t->be, t->llama->tensors, t->llama->param_count);
   t->be->services.set_hyper(t->be, &none);
   t->be->services.step_end(t->be);
   t->loss = t->be->services.step_result(t->be).loss;
@@ -53,8 +46,8 @@ static void finish(Trained *t) {
 
 static double largest_difference(const Trained *got, const Trained *want) {
   double worst = 0;
-  for (int i = 0; i < got->llama.param_count; i++) {
-    const ParamTensor *a = &got->llama.tensors[i], *b = &want->llama.tensors[i];
+  for (int i = 0; i < got->llama->param_count; i++) {
+    const ParamTensor *a = &got->llama->tensors[i], *b = &want->llama->tensors[i];
     const size_t count = (size_t)(a->rows * a->cols);
     const grad_t *const arrays[][2] = {{a->grad, b->grad}, {a->grad_folded, b->grad_folded}};
     for (int j = 0; j < 2; j++) {
@@ -99,7 +92,6 @@ static void check(int32_t *lengths, int64_t count) {
       (long long)count, lengths[0], loss, gradients, of_joined);
   assert_true(loss <= 1e-7 && gradients <= 1e-7);
   assert_true(count == B || of_joined > 1e-3); // the ends matter
-  close_model(&packed), close_model(&apart), close_model(&joined);
 }
 
 // Its end at every row of a window.
@@ -136,5 +128,4 @@ TEST(ends_are_those_of_the_latest_batch) {
     finish(&again);
     assert_true(largest_difference(&once, &again) == 0);
   }
-  close_model(&once), close_model(&again);
 }

@@ -6,6 +6,7 @@
 #include "model/llama.h"
 #include "tests/support/gradient.h"
 #include "tests/support/shapes.h"
+#include "tests/support/small_model.h"
 #include "tests/support/test.h"
 
 enum { DIRECTIONS = 3, ELEMENTS = 8 };
@@ -79,39 +80,34 @@ static double tensor_error(Llama *llama, int index, const double *g) {
 
 static void check_case(const Case *c) {
   const Spec asked = {TRAINS(c->B, c->T, c->chunks), .recompute = c->recompute, .threads = 2};
-  const Spec spec = model_spec(&c->model, asked);
-  Backend *be = backend_cpu_create(&spec);
-  Llama llama;
-  Error err;
+  Llama *llama = cpu_llama(&c->model, asked);
+  Backend *be = llama->be;
   assert_int_equal(act_bytes(&be->spec), 8);
-  must(llama_create(&llama, &c->model, be, &err), &err);
-  randomise(&llama, 5);
+  randomise(llama, 5);
   const int64_t M = c->B * c->T;
   int32_t *tokens = held(xmalloc((size_t)M * 2 * sizeof *tokens)), *targets = tokens + M;
   for (int64_t m = 0; m < 2 * M; m++)
     tokens[m] = (int32_t)(rng_u64(3, (uint64_t)m) % (uint64_t)c->model.vocab_size);
   for (int64_t m = 1; m < M; m += 4) targets[m] = NO_TARGET;
-  llama_load_batch(&llama, &(Batch){.tokens = tokens, .targets = targets});
+  llama_load_batch(llama, &(Batch){.tokens = tokens, .targets = targets});
 
   // Two accumulated halves of the same batch make one whole, so that accumulation is under test,
   // too.
   be->services.step_begin(be);
   for (int half = 0; half < 2; half++) {
-    llama_forward(&llama);
-    llama_backward(&llama, 0.5, half > 0);
+    llama_forward(llama);
+    llama_backward(llama, 0.5, half > 0);
   }
-  be->grads_finish(be, llama.tensors, llama.param_count);
+  be->grads_finish(be, llama->tensors, llama->param_count);
   double worst = 0;
-  for (int i = 0; i < llama.param_count; i++) {
-    double *gradient = held(true_gradient(be, llama.tensors, i));
-    const double error = tensor_error(&llama, i, gradient);
+  for (int i = 0; i < llama->param_count; i++) {
+    double *gradient = held(true_gradient(be, llama->tensors, i));
+    const double error = tensor_error(llama, i, gradient);
     if (!(error <= BOUND)) printf("# parameter %d: %.2e\n", i, error);
     if (!(error <= worst)) worst = error;
   }
-  printf("# %d tensors, worst relative error %.2e, bound %.0e\n", llama.param_count, worst, BOUND);
+  printf("# %d tensors, worst relative error %.2e, bound %.0e\n", llama->param_count, worst, BOUND);
   assert_true(worst <= BOUND);
-  llama_destroy(&llama);
-  be->services.destroy(be);
 }
 
 static ModelConfig small_model(void) {

@@ -58,7 +58,7 @@ static int note(void *test, const char *folder, const FileSums *sums, Error *err
 }
 
 static int make_test(void **state) {
-  Test *t = xcalloc(1, sizeof *t);
+  Test *t = held(xcalloc(1, sizeof *t));
   t->dir = temporary_folder();
   *state = t;
   return 0;

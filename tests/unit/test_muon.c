@@ -7,6 +7,7 @@
 #include "kernels/cpu/cpu.h"
 #include "model/llama.h"
 #include "tests/support/shapes.h"
+#include "tests/support/small_model.h"
 #include "tests/support/test.h"
 
 // ---- Matrices with known singular values
@@ -197,13 +198,9 @@ static void train_on_documents(int rows, double *moved) {
   const Spec asked = {TRAINS(B, T, 1), .muon = true, .usual_documents = M, .longest_document = T,
                       .threads = 1};
   const AdamW hyper = {.learning_rate = 1e-3, .momentum = 0.95, .clip_norm = 1, USUAL_ADAMW};
-  const Spec spec = model_spec(&model, asked);
-  Backend *be = backend_cpu_create(&spec);
-  Llama llama;
-  Error err;
-  must(llama_create(&llama, &model, be, &err), &err);
-  llama_init_weights(&llama, 3);
-  const ParamTensor *t = llama.layers[0].qkv;
+  Llama *llama = cpu_llama(&model, asked);
+  llama_init_weights(llama, 3);
+  const ParamTensor *t = llama->layers[0].qkv;
   const size_t bytes = (size_t)(t->rows * t->cols) * sizeof(real);
   real *before = held(xmalloc(bytes));
   memcpy(before, t->master, bytes);
@@ -215,11 +212,11 @@ static void train_on_documents(int rows, double *moved) {
       batch.targets[i] = i % rows == rows - 1 ? NO_TARGET : (batch.tokens[i] * 7 + 3) % V;
       if (i % rows == 0) batch.lengths[i / rows] = rows;
     }
-    llama_load_batch(&llama, &batch);
-    llama_forward(&llama);
-    llama_backward(&llama, 1, false);
-    llama_update(&llama, &hyper);
-    assert_true(be->services.step_result(be).applied);
+    llama_load_batch(llama, &batch);
+    llama_forward(llama);
+    llama_backward(llama, 1, false);
+    llama_update(llama, &hyper);
+    assert_true(llama->be->services.step_result(llama->be).applied);
   }
   for (int k = 0; k < PARTS; k++) {
     const int64_t first = t->parts[k].first * t->cols;
@@ -228,8 +225,6 @@ static void train_on_documents(int rows, double *moved) {
       moved[k] = fmax(moved[k], fabs((double)(((const real *)t->master)[i] - before[i])));
   }
   batch_free(&batch);
-  llama_destroy(&llama);
-  be->services.destroy(be);
 }
 
 // The one row that counts of a document sees itself alone: no score has a gradient, and what is

@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "kernels/math.h"
 #include "tests/support/shapes.h"
+#include "tests/support/small_model.h"
 #include "tests/support/test.h"
 #include "model/llama.h"
 
@@ -11,34 +12,22 @@ enum { D = 32, F = 48, HD = 40, KVD = 20, R = 80, V = 70, LAYERS = 3, B = 2, T =
 static const ModelConfig config = {MODEL_SHAPE(D, F, LAYERS, 4, 2, 10, V, T),
                                    .initializer_range = 0.05};
 
-typedef struct Model {
-  Backend *be;
-  Llama llama;
-} Model;
-
-static void open_model(Model *m, bool muon, Recompute recompute, MasterType masters) {
+static Llama *open_model(bool muon, Recompute recompute, MasterType masters) {
   const Spec asked = {TRAINS(B, T, 2), .muon = muon, .recompute = recompute, .masters = masters,
                       .threads = 1};
-  const Spec spec = model_spec(&config, asked);
   int32_t tokens[M], targets[M];
-  Error err;
-  m->be = backend_cpu_create(&spec);
-  must(llama_create(&m->llama, &config, m->be, &err), &err);
-  llama_init_weights(&m->llama, 5);
+  Llama *llama = cpu_llama(&config, asked);
+  llama_init_weights(llama, 5);
   for (int i = 0; i < M; i++) {
     tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % V);
     targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % V);
   }
-  llama_load_batch(&m->llama, &(Batch){.tokens = tokens, .targets = targets});
+  llama_load_batch(llama, &(Batch){.tokens = tokens, .targets = targets});
+  return llama;
 }
 
-static OperationWork work(const Model *m, Operation operation) {
-  return operation_work(&m->llama.spec, m->llama.tensors, m->llama.param_count, operation);
-}
-
-static void close_model(Model *m) {
-  llama_destroy(&m->llama);
-  m->be->services.destroy(m->be);
+static OperationWork work(const Llama *m, Operation operation) {
+  return operation_work(&m->spec, m->tensors, m->param_count, operation);
 }
 
 // ---- Work
@@ -64,23 +53,21 @@ TEST(gemms_are_those_of_the_model) {
               {OP_out_dgrad, GEMM_NN, M, HD, D},
               {OP_qkv_wgrad, GEMM_TN, R, D, M},
               {OP_qkv_dgrad, GEMM_NN, M, D, R}};
-  Model m;
   int gemms = 0;
-  open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
+  Llama *m = open_model(false, RECOMPUTE_NONE, MASTERS_FP32);
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const OperationWork w = work(&m, rows[i].operation);
+    const OperationWork w = work(m, rows[i].operation);
     if (w.kind != CLASS_GEMM || w.form != rows[i].form || w.M != rows[i].M || w.N != rows[i].N ||
         w.K != rows[i].K || w.flops != 2.0 * (double)(w.M * w.N * w.K))
       fail_msg("%s: form %d, %d x %d x %d", operation_name(rows[i].operation), w.form, (int)w.M,
                (int)w.N, (int)w.K);
   }
-  for (Operation i = 0; i < OPERATION_COUNT; i++) gemms += work(&m, i).kind == CLASS_GEMM;
+  for (Operation i = 0; i < OPERATION_COUNT; i++) gemms += work(m, i).kind == CLASS_GEMM;
   assert_int_equal(gemms, sizeof rows / sizeof *rows);
-  assert_int_equal(work(&m, OP_head_loss).ldd, padded_vocab(&m.be->spec));
-  assert_int_equal(work(&m, OP_lm_head_wgrad).lda, padded_vocab(&m.be->spec));
-  assert_int_equal(work(&m, OP_lm_head_dgrad).lda, padded_vocab(&m.be->spec));
-  assert_true(work(&m, OP_out).adds && work(&m, OP_down).adds);
-  close_model(&m);
+  assert_int_equal(work(m, OP_head_loss).ldd, padded_vocab(&m->be->spec));
+  assert_int_equal(work(m, OP_lm_head_wgrad).lda, padded_vocab(&m->be->spec));
+  assert_int_equal(work(m, OP_lm_head_dgrad).lda, padded_vocab(&m->be->spec));
+  assert_true(work(m, OP_out).adds && work(m, OP_down).adds);
 }
 
 enum { LAYER = R * D + D * HD + 2 * F * D + D * F, NORMS = 2 * LAYERS + 1 };
@@ -90,8 +77,7 @@ static const double all = 2 * V * D + LAYERS * LAYER + NORMS * D,
 
 // On the CPU every element has sizeof(real) bytes.
 TEST(bytes_are_those_of_the_arrays) {
-  Model m;
-  open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
+  Llama *m = open_model(false, RECOMPUTE_NONE, MASTERS_FP32);
   const struct {
     Operation operation;
     double bytes, floor;
@@ -109,16 +95,14 @@ TEST(bytes_are_those_of_the_arrays) {
       {OP_grads_finish, (all + folded) * e, 0},
   };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const OperationWork w = work(&m, rows[i].operation);
+    const OperationWork w = work(m, rows[i].operation);
     if (w.bytes != rows[i].bytes || w.floor_bytes != rows[i].floor)
       fail_msg("%s: %g %g", operation_name(rows[i].operation), w.bytes, w.floor_bytes);
   }
-  close_model(&m);
 
   // Of bf16 masters the folded copies alone are written besides.
-  open_model(&m, false, RECOMPUTE_NONE, MASTERS_BF16);
-  assert_true(work(&m, OP_adamw).bytes == (7 * all + folded) * e);
-  close_model(&m);
+  m = open_model(false, RECOMPUTE_NONE, MASTERS_BF16);
+  assert_true(work(m, OP_adamw).bytes == (7 * all + folded) * e);
 }
 
 // Muon reads gradients and reads and writes momentum where AdamW would, and writes a direction that
@@ -126,17 +110,14 @@ TEST(bytes_are_those_of_the_arrays) {
 TEST(muons_bytes_and_flops_are_those_of_its_rule) {
   const double d = D, wide = 3 * d * d * (2 * HD + 3 * F) + 5 * d * d * d,
                kv = 3.0 * KVD * KVD * D + (double)KVD * KVD * KVD, parts = LAYERS * LAYER * e;
-  Model adamw, muon;
-  open_model(&adamw, false, RECOMPUTE_NONE, MASTERS_FP32);
-  open_model(&muon, true, RECOMPUTE_NONE, MASTERS_FP32);
-  const OperationWork a = work(&adamw, OP_adamw), m = work(&muon, OP_muon),
-                      rest = work(&muon, OP_adamw);
+  Llama *adamw = open_model(false, RECOMPUTE_NONE, MASTERS_FP32);
+  Llama *muon = open_model(true, RECOMPUTE_NONE, MASTERS_FP32);
+  const OperationWork a = work(adamw, OP_adamw), m = work(muon, OP_muon),
+                      rest = work(muon, OP_adamw);
   assert_true(a.flops == 0 && rest.flops == 0);
   assert_true(m.bytes == (1 + 2 + 1) * parts);
   assert_true(a.bytes - rest.bytes == (1 + 4 - 1) * parts);
   assert_true(m.flops == LAYERS * MUON_STEPS * (wide + 2 * kv));
-  close_model(&adamw);
-  close_model(&muon);
 }
 
 // ---- Programs
@@ -180,13 +161,13 @@ TEST(programs_are_those_that_the_functions_run) {
 
 enum { MOST_MARKS = 2048 };
 
-static int observed_step(Model *m, Observed observed, Mark *marks) {
+static int observed_step(Llama *m, Observed observed, Mark *marks) {
   const AdamW hyper = {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .gradient_scale = 1};
   m->be->services.marks_open(m->be, MOST_MARKS);
   m->be->observed = observed;
-  llama_forward(&m->llama);
-  llama_backward(&m->llama, 1, false);
-  llama_update(&m->llama, &hyper);
+  llama_forward(m);
+  llama_backward(m, 1, false);
+  llama_update(m, &hyper);
   (void)m->be->services.step_result(m->be);
   return m->be->services.marks_read(m->be, marks);
 }
@@ -194,19 +175,17 @@ static int observed_step(Model *m, Observed observed, Mark *marks) {
 // Every product's FLOPs, as often as a step calls it, are the model's.
 TEST(flops_and_calls_are_those_of_a_step) {
   Mark marks[MOST_MARKS];
-  Model m;
-  open_model(&m, false, RECOMPUTE_NONE, MASTERS_FP32);
-  const int count = observed_step(&m, OBSERVE_OPERATIONS, marks);
+  Llama *m = open_model(false, RECOMPUTE_NONE, MASTERS_FP32);
+  const int count = observed_step(m, OBSERVE_OPERATIONS, marks);
   double flops = 0, attention = 0;
   for (int i = 0; i < count; i++) {
     if (marks[i].what < 0) continue;
-    const OperationWork w = work(&m, (Operation)marks[i].what);
+    const OperationWork w = work(m, (Operation)marks[i].what);
     *(w.kind == CLASS_ATTENTION ? &attention : &flops) += w.flops;
   }
   // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.
   const double expected = model_step_flops(&config, M, M * T);
   assert_true(fabs(flops + attention * 6 / 7 - expected) < 1e-9 * expected);
-  close_model(&m);
 }
 
 static int64_t calls_of(const Mark *marks, int count, int what) {
@@ -219,9 +198,8 @@ static int64_t calls_of(const Mark *marks, int count, int what) {
 TEST(marks_nest) {
   for (Recompute again = RECOMPUTE_NONE; again <= RECOMPUTE_LAYER; again++) {
     Mark marks[MOST_MARKS];
-    Model m;
-    open_model(&m, true, again, MASTERS_FP32);
-    const int count = observed_step(&m, OBSERVE_GEMMS, marks);
+    Llama *m = open_model(true, again, MASTERS_FP32);
+    const int count = observed_step(m, OBSERVE_GEMMS, marks);
     int in_layer = 0, in_operation = 0, in_gemm = 0;
     for (int i = 0; i < count; i++) {
       assert_true(i == 0 || marks[i].ms >= marks[i - 1].ms);
@@ -244,8 +222,7 @@ TEST(marks_nest) {
                      again == RECOMPUTE_NONE ? LAYERS : 2 * LAYERS - 1);
     assert_int_equal(calls_of(marks, count, OP_qkv),
                      again == RECOMPUTE_LAYER ? 2 * LAYERS - 1 : LAYERS);
-    assert_int_equal(observed_step(&m, OBSERVE_LAYERS, marks), 2 * 2 * LAYERS);
-    assert_int_equal(observed_step(&m, OBSERVE_NOTHING, marks), 0);
-    close_model(&m);
+    assert_int_equal(observed_step(m, OBSERVE_LAYERS, marks), 2 * 2 * LAYERS);
+    assert_int_equal(observed_step(m, OBSERVE_NOTHING, marks), 0);
   }
 }

@@ -32,7 +32,7 @@ static char *mixed_text(size_t bytes) {
                                       " ",
                                       "!!\n",
                                       "/* */"};
-  char *text = xmalloc(bytes + 64);
+  char *text = held(xmalloc(bytes + 64));
   size_t used = 0;
   for (uint64_t i = 0; used < bytes; i++) {
     const char *word = words[rng_u64(1, i) % (sizeof words / sizeof *words)];
@@ -52,8 +52,7 @@ static Tokenizer *train_tokenizer(const char *folder, const char *text, size_t b
   while ((status = bpe_trainer_step(trainer, 1000, &err)) > 0) continue;
   if (status != 0 || bpe_trainer_save(trainer, folder, &err) != 0) fail_msg("%s", err.text);
   bpe_trainer_close(trainer);
-  Tokenizer *tokenizer = open_tokenizer(folder);
-  return tokenizer;
+  return open_tokenizer(folder);
 }
 
 static TokenIds encode_whole(const Tokenizer *tokenizer, const char *text, size_t bytes) {
