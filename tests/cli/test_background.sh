@@ -4,9 +4,7 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 must test -e build/release/tests/slow_sync.so # else the first checks pass on the fast disk
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 options=(train.steps=8 train.save_interval=2 train.keep_checkpoints=9)
 must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"
 

@@ -3,7 +3,6 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 export CUDA_VISIBLE_DEVICES= # on a machine with one, too
-config=$folder/config.json
 write_config "$config"
 
 # ---- ./train --bench

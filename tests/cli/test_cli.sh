@@ -2,9 +2,7 @@
 # The command line of ./train as a user meets it: what it answers, what it refuses and how, what a short run leaves.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 
 # says NAME WORDS ARGUMENTS...: exit status 0, the words on standard output, nothing on standard error, nothing written.
 says() {

@@ -2,9 +2,7 @@
 # Token files that change under a run, pipes where files should be, and the threads that a run takes.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 2000
-config=$folder/config.json
-write_config "$config"
+prepare_run 2000
 cp -r "$folder/data" "$folder/kept"
 wide=(train.steps=1000000 train.batch_size=8)
 

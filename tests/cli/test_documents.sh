@@ -4,9 +4,7 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 sed -i 's/"steps": 20/"steps": 40/; s/"save_interval": 0/"save_interval": 10, "keep_checkpoints": 9/; s/"data": {/&"documents": "mask", /' "$config"
 for set in words lines; do
   awk -v set="$set" 'BEGIN { for (i = 0; i < 300; i++) {
@@ -15,11 +13,6 @@ for set in words lines; do
   must "$PREPARE" --out "$folder/$set" "$folder/$set.jsonl"
 done
 
-train_into() { # RUN ARGUMENTS...
-  local run=$1
-  shift
-  "$TRAIN" "$config" "output.dir=$folder/$run" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
-}
 said() { echo "it said: $(head -n 14 "$folder/said") $(cat "$folder/said.err")"; }
 grep_said() { grep -qE -- "$1" "$folder/said" "$folder/said.err"; }
 half_of() { # RUN RUN: the second has the first one's checkpoint of step 20 alone

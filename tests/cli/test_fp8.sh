@@ -4,9 +4,7 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 2000
-config=$folder/config.json
-write_config "$config"
+prepare_run 2000
 options=(train.steps=40 train.batch_size=4 train.eval_interval=10 train.save_interval=4 train.keep_checkpoints=20
   optimizer.schedule=constant)
 

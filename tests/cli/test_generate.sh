@@ -3,9 +3,7 @@
 # shellcheck disable=SC2016 # programs for awk
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 run=$folder/run
 
 # A byte model that was trained on half of its positions.

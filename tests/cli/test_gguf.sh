@@ -8,9 +8,7 @@ if ! command -v "$python" >/dev/null; then
   echo 'ok - gguf # SKIP there is no python3'
   exit 0
 fi
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 must "$TRAIN" "$config" train.steps=2 optimizer.warmup_steps=0
 
 # ---- Refusals, before anything of llama.cpp is imported

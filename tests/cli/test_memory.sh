@@ -3,9 +3,7 @@
 # have its own, it ends with one sentence.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 
 # ---- A run whose limit comes when it has all that steps need. A save reads a matrix of 32 MiB.
 model=(model.hidden_size=512 model.intermediate_size=8192 model.num_hidden_layers=1)

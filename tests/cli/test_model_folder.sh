@@ -3,9 +3,7 @@
 # same bits, and refuses folders and token files that are not the model's before anything is written.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 base=$folder/base
 
 # The folder: a checkpoint of ours, without what only we need, and with what others have.

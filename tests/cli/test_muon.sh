@@ -4,15 +4,8 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 
-train_into() { # RUN ARGUMENTS...
-  local run=$1
-  shift
-  "$TRAIN" "$config" "output.dir=$folder/$run" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
-}
 said() { echo "it said: $(tail -n 3 "$folder/said") $(cat "$folder/said.err")"; }
 last_loss() { grep '"kind":"val"' "$folder/$1/log.jsonl" | tail -n 1 | grep -oE '"loss":[^,]*' | cut -d: -f2; }
 less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }

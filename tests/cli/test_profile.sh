@@ -4,9 +4,7 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 calls=$folder/calls
 mkdir "$folder/bin" "$folder/without"
 export TRAIN calls OUT=$folder/out

@@ -4,19 +4,12 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 4000
-config=$folder/config.json
-write_config "$config"
+prepare_run 4000
 # Validations of hundreds of sequences and samples of thousands of tokens, so that a signal can fall into them; the
 # likeliest token is never the end of the document, which would end a sample.
 sampling=(train.steps=60 train.batch_size=8 train.eval_batches=0 train.eval_interval=20
   train.sample_interval=30 train.sample_tokens=4000)
 
-train_into() { # RUN ARGUMENTS...
-  local run=$1
-  shift
-  "$TRAIN" "$config" "output.dir=$folder/$run" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
-}
 said() { echo "it said: $(tail -n 3 "$folder/said" | tr -d '\0') $(cat "$folder/said.err")"; }
 grep_said() { grep -qF -- "$1" "$folder/said" "$folder/said.err"; }
 sample_chars() { grep '"kind":"sample"' "$folder/$1/log.jsonl" | head -n 1 | wc -c; }

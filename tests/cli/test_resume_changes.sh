@@ -4,16 +4,9 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 sed -i 's/"steps": 20/"steps": 40/; s/"save_interval": 0/"save_interval": 20/' "$config"
 
-train_into() { # RUN ARGUMENTS...
-  local run=$1
-  shift
-  "$TRAIN" "$config" "output.dir=$folder/$run" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
-}
 said() { echo "it said: $(grep -E '^(resumed|warm)' "$folder/said") $(tail -n 2 "$folder/said") $(cat "$folder/said.err")"; }
 grep_said() { grep -qF -- "$1" "$folder/said" "$folder/said.err"; }
 rate() { # RUN STEP

@@ -2,9 +2,7 @@
 # A run's folder and its checkpoints, as the commands see them: one process trains in it, others read beside it.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 run=$folder/run
 said() { echo "it said: $(tail -n 3 "$folder/said" | tr -d '\0') $(cat "$folder/said.err")"; }
 begin() { # ARGUMENTS...: trains in the background, past its first save; $process is its id

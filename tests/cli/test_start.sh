@@ -4,9 +4,7 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 
 # A value other than the default for every key that may have one here, so that no table could be longer.
 all_set=(model.max_position_embeddings=64 model.rms_norm_eps=1e-6 model.rope_theta=10000 model.tie_word_embeddings=true

@@ -3,7 +3,6 @@
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-config=$folder/config.json
 write_config "$config"
 sed -i 's/"steps": 20/"steps": 40/' "$config"
 

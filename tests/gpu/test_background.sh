@@ -5,7 +5,6 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 prepare_data 4000
-config=$folder/config.json
 cat >"$config" <<END
 {
   "model": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -18,11 +17,6 @@ cat >"$config" <<END
 }
 END
 ask_doctor
-run() { # NAME OVERRIDES...
-  local name=$1
-  shift
-  must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
-}
 waits() { grep '"kind":"save"' "$folder/$1/log.jsonl" | sed -E 's/.*"waited_ms":([^,}]*).*/\1/' | tr '\n' ' '; }
 differing() { # RUN OTHER STEP...: files of these checkpoints; run.json, which checksums.json sums up, says how a run saves
   local a=$folder/$1 b=$folder/$2 step

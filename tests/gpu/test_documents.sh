@@ -5,7 +5,6 @@
 . "$(dirname "$0")/../support/lib.sh"
 write_documents >"$folder/text.jsonl"
 must "$PREPARE" --out "$folder/data" "$folder/text.jsonl"
-config=$folder/config.json
 cat >"$config" <<END
 {
   "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -18,11 +17,6 @@ cat >"$config" <<END
   "output": {"dir": "$folder/run"}
 }
 END
-run() { # NAME OVERRIDES...
-  local name=$1
-  shift
-  must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
-}
 loss() { grep '"kind":"val"' "$folder/$1/log.jsonl" | tail -n 1 | sed -E 's/.*"loss":([^,]*),.*/\1/'; } # RUN: the last
 apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 same() { # WHAT OVERRIDES...: such a run has the bits of the run $name

@@ -4,9 +4,7 @@
 # shellcheck source=tests/night/share.sh
 . "$(dirname "$0")/../night/share.sh"
 faulty=$PWD/build/release/tests/gpu/train_faults
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 options=(backend.device=cuda backend.deterministic=true model.hidden_size=64 model.intermediate_size=128 train.steps=60
   train.save_interval=5 train.keep_checkpoints=2 train.eval_interval=20)
 must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"

@@ -30,7 +30,6 @@ for kernels in $all_kernels $([ "$all_kernels" = unfused ] || echo mma_sync); do
   takes_its_plan "$kernels-15m" configs/llama-15m.json $(kernels_are "$kernels") backend.masters=bf16
 done
 
-config=$folder/config.json
 cat >"$config" <<END
 {
   "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -5,7 +5,6 @@
 . "$(dirname "$0")/../night/share.sh"
 faulty=$PWD/build/release/tests/gpu/train_faults
 prepare_data 4000
-config=$folder/config.json
 cat >"$config" <<END
 {
   "model": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -19,11 +18,6 @@ cat >"$config" <<END
 }
 END
 ask_doctor
-run() { # NAME OVERRIDES...
-  local name=$1
-  shift
-  must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
-}
 
 # ---- Equal bits of saved runs; test_offload.c has all kinds of steps
 offloaded_alike() { # NAME OVERRIDES...

@@ -5,7 +5,6 @@
 # shellcheck disable=SC2046 # kernels_are gives several overrides
 write_words 6000 >"$folder/text.txt"
 must "$PREPARE" --out "$folder/data" "$folder/text.txt"
-config=$folder/config.json
 cat >"$config" <<END
 {
   "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -18,11 +17,6 @@ cat >"$config" <<END
   "output": {"dir": "$folder/run"}
 }
 END
-run() { # NAME OVERRIDES...
-  local name=$1
-  shift
-  must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
-}
 value() { sed -E "s/.*\"$1\":([^,}]*).*/\1/"; }
 loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n 1 | value loss; } # KIND STEP RUN
 

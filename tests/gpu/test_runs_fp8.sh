@@ -4,7 +4,6 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 prepare_data 8000
-config=$folder/config.json
 cat >"$config" <<END
 {
   "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -17,11 +16,6 @@ cat >"$config" <<END
   "output": {"dir": "$folder/run"}
 }
 END
-run() { # NAME OVERRIDES...
-  local name=$1
-  shift
-  must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
-}
 loss() { # KIND RUN: the last
   grep "\"kind\":\"$1\"" "$folder/$2/log.jsonl" | tail -n 1 | sed -E 's/.*"loss":([^,]*),.*/\1/'
 }

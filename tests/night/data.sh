@@ -8,9 +8,7 @@
 . "$(dirname "$0")/share.sh"
 trials=${2:-0}
 [ "$trials" = 0 ] || ends=$((SECONDS + 36000))
-prepare_data 3000
-config=$folder/config.json
-write_config "$config"
+prepare_run 3000
 common=(train.steps=600 train.eval_interval=100 train.save_interval=150 train.batch_size=8 data.shuffle=true
   train.keep_checkpoints=2)
 

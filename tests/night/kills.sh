@@ -4,9 +4,7 @@
 # usage: tests/night/kills.sh SECONDS
 # shellcheck source=tests/night/share.sh
 . "$(dirname "$0")/share.sh"
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 common=(train.steps=150 train.eval_interval=25 train.keep_checkpoints=2)
 variants=('train.save_interval=2'
   'train.save_interval=7 train.eval_interval=10 train.eval_batches=40 train.sample_interval=20 train.sample_tokens=200'

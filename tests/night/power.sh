@@ -26,9 +26,7 @@ cut_power || skip 'the file system cannot be shut down'
 again() { umount "$mount" && mount -o loop "$disk" "$mount"; }
 must again
 
-prepare_data 400
-config=$folder/config.json
-write_config "$config"
+prepare_run 400
 options=(train.steps=60 train.save_interval=3 train.keep_checkpoints=2 train.eval_interval=20)
 must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"
 run=$mount/run

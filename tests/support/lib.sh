@@ -4,6 +4,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 TRAIN=$(realpath "${TRAIN:-./train}")
 PREPARE=$(realpath "${PREPARE:-./prepare}")
 folder=$(mktemp -d)
+config=$folder/config.json
 trap 'rm -rf "$folder"' EXIT
 failed=0
 
@@ -90,6 +91,17 @@ prepare_data() { # LINES
   write_text "$1" >"$folder/text.txt"
   must "$PREPARE" --out "$folder/data" "$folder/text.txt"
 }
+
+prepare_run() { # LINES
+  prepare_data "$1"
+  write_config "$config"
+}
+
+# train_into RUN ARGUMENTS...: trains $config into $folder/RUN; what it says is in $folder/said and said.err.
+train_into() { "$TRAIN" "$config" "output.dir=$folder/$1" "${@:2}" >"$folder/said" 2>"$folder/said.err" </dev/null; }
+
+# run NAME OVERRIDES...: trains $config into $folder/NAME, which must succeed.
+run() { must "$TRAIN" "$config" "output.dir=$folder/$1" "${@:2}"; }
 
 # token_slice FILE COUNT [FIRST]: so many of a file's 16-bit tokens, as a token file that does not say
 # who made it.

@@ -18,8 +18,7 @@ static void save(TinyTest *t, int64_t step, uint64_t version, const Export *expo
 
 static cJSON *read_json(const TinyTest *t, const char *name) {
   Error err = {""};
-  cJSON *tree = hold_json(json_read(tiny_test_path(t, name).text, 1 << 20, &err), &err);
-  return tree;
+  return hold_json(json_read(tiny_test_path(t, name).text, 1 << 20, &err), &err);
 }
 
 static void expect_field(const TinyTest *t, const char *file, const char *name, const char *json) {

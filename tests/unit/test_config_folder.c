@@ -134,8 +134,7 @@ static cJSON *written(const ConfigExtras *extras) {
   char *json = held(model_config_json(&c.model, extras));
   must(model_config_parse(&again, "written", json, &err), &err);
   assert_memory_equal(&again, &c.model, sizeof again);
-  cJSON *tree = hold_json(json_parse("written", json, strlen(json), &err), &err);
-  return tree;
+  return hold_json(json_parse("written", json, strlen(json), &err), &err);
 }
 
 static void expect_field(const cJSON *tree, const char *name, const char *json) {

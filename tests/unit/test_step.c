@@ -564,8 +564,7 @@ static float *state_with(Recompute recompute, int64_t layers, size_t *bytes) {
     run->be->grads_finish(run->be, run->llama.tensors, run->llama.param_count);
     update(run, &adamw);
   }
-  float *all = snapshot(run, bytes);
-  return all;
+  return snapshot(run, bytes);
 }
 
 TEST(saving_memory_does_not_change_the_bits) {

@@ -43,8 +43,7 @@ static char *trained(BpeTrainer *trainer, const char *folder) {
 
 static cJSON *parsed(const char *json) {
   Error err;
-  cJSON *tree = hold_json(json_parse("tokenizer.json", json, strlen(json), &err), &err);
-  return tree;
+  return hold_json(json_parse("tokenizer.json", json, strlen(json), &err), &err);
 }
 
 static const cJSON *model_part(const cJSON *tree, const char *name) {
