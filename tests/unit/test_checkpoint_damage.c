@@ -263,7 +263,6 @@ TEST(a_save_keeps_those_with_checksums) {
 // Without checksums.json, too, each file names its step.
 TEST(files_of_two_steps_are_found) {
   static const char *const files[] = {WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE};
-  (void)state;
   for (int i = 0; i < 3; i++) {
     TinyTest *t = open_run();
     size_t bytes;
@@ -279,7 +278,6 @@ TEST(files_of_two_steps_are_found) {
 TEST(weights_alone_may_stand_beside_damage) {
   static const char *const others[] = {OPTIMIZER_FILE, STATE_FILE, RUN_CONFIG_FILE};
   static const char *const read[] = {MODEL_CONFIG_FILE, CHECKSUMS_FILE, WEIGHTS_FILE};
-  (void)state;
   TinyTest *t = open_run();
   Checkpoint c;
   const PathText folder = tiny_test_path(t, newest);

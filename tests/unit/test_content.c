@@ -25,7 +25,6 @@ TEST(portions_of_any_size_give_the_checksum) {
   enum { MOST = 2 * PIECE + 5 };
   const size_t sizes[] = {0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST};
   const size_t portions[] = {1021, 65536, PIECE - 1, PIECE, PIECE + 1, MOST};
-  (void)state;
   unsigned char *data = held(xmalloc(MOST + 8));
   for (size_t i = 0; i < MOST; i += 8) memcpy(data + i, &(uint64_t){rng_u64(1, i)}, 8);
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)

@@ -140,33 +140,34 @@ static Bytes with(Bytes b, size_t at, uint32_t value) {
 }
 
 TEST(each_fault_has_its_sentence) {
+  static const struct {
+    size_t at;
+    uint32_t value;
+    const char *says;
+  } rows[] = {
+      {0, 5, "does not hold the ends of documents: its first number is 5"},
+      {4, 3, "has the version 3, but only 1 to 2 are known"},
+      {4, 1, "too long: its header promises 63 bytes"},
+      // 21 tokens have as many bytes of mask.
+      {8, TOKENS + 1, "document 3 of 3 ends at token 20 of 21, before the last"},
+      {56, TOKENS + 1, "document 3 of 3 ends at token 21 of 20, beyond the last"},
+      {52, 5, "document 2 of 3 ends at token 5 of 20, not behind the end"},
+      {48, 0, "document 1 of 3 ends at token 0 of 20, not behind the end"},
+      {24, TOKENS + 1, "damaged header: 21 documents in 20 tokens"},
+      {24, 0, "damaged header: 0 documents in 20 tokens"},
+      {12, 1, "damaged header: 3 documents in 4294967316 tokens"}, // beyond 2^31 tokens
+  };
   const Bytes good = good_bytes(*state);
-  Bytes b = with(good, 0, DOCUMENTS_MAGIC);
-  assert_memory_equal(b.at, good.at, FILE_BYTES);
+  const Bytes same = with(good, 0, DOCUMENTS_MAGIC);
+  assert_memory_equal(same.at, good.at, FILE_BYTES);
   refused(&good, FILE_BYTES - 1, TOKENS_SUM, "cut short: its header promises 71 bytes");
   refused(&good, FILE_BYTES + 1, TOKENS_SUM, "too long: its header promises 71 bytes");
   refused(&good, DOCUMENTS_HEADER_BYTES - 1, TOKENS_SUM, "47 bytes, less than the header's 48");
   refused(&good, FILE_BYTES, TOKENS_SUM + 1, "belongs to other tokens");
-  b = with(good, 0, 5);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "does not hold the ends of documents: its first number is 5");
-  b = with(good, 4, 3);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "has the version 3, but only 1 to 2 are known");
-  b = with(good, 4, 1);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "too long: its header promises 63 bytes");
-  b = with(good, 8, TOKENS + 1); // 21 tokens have as many bytes of mask
-  refused(&b, FILE_BYTES, TOKENS_SUM, "document 3 of 3 ends at token 20 of 21, before the last");
-  b = with(good, 56, TOKENS + 1);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "document 3 of 3 ends at token 21 of 20, beyond the last");
-  b = with(good, 52, 5);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "document 2 of 3 ends at token 5 of 20, not behind the end");
-  b = with(good, 48, 0);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "document 1 of 3 ends at token 0 of 20, not behind the end");
-  b = with(good, 24, TOKENS + 1);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 21 documents in 20 tokens");
-  b = with(good, 24, 0);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 0 documents in 20 tokens");
-  b = with(good, 12, 1); // beyond 2^31 tokens
-  refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 3 documents in 4294967316 tokens");
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const Bytes b = with(good, rows[i].at, rows[i].value);
+    refused(&b, FILE_BYTES, TOKENS_SUM, rows[i].says);
+  }
 }
 
 TEST(version_1_is_read_and_has_the_same_content) {

@@ -77,7 +77,6 @@ TEST(a_window_beyond_the_run_is_refused) {
       "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
       " \"num_attention_heads\": 4, \"vocab_size\": 11}, \"data\": {\"train\": \"t.bin\"},"
       " \"train\": {\"steps\": 12, \"sequence_length\": 8}, \"output\": {\"dir\": \"d\"}}";
-  (void)state;
   Config config;
   char fits[] = "output.profile_steps=3", beyond[] = "output.profile_steps=4";
   char *overrides[] = {fits};

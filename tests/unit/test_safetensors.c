@@ -19,6 +19,19 @@ static unsigned char *make_file(const char *header, size_t length, size_t data_b
   return bytes;
 }
 
+static void close_file(void *what) {
+  SafeFile *file = what;
+  safetensors_close(file);
+  free(file);
+}
+
+static SafeFile *parse(const unsigned char *bytes, size_t count) {
+  Error err = {""};
+  SafeFile *file = xcalloc(1, sizeof *file);
+  must(safetensors_parse(file, "x", bytes, count, &err), &err);
+  return hold(file, close_file);
+}
+
 static void expect_refusal(const char *what, const unsigned char *bytes, size_t count,
                            const char *word) {
   Error err = {""};
@@ -85,7 +98,6 @@ TEST(a_packed_file_is_named) {
   static const unsigned char gzip[] = "\x1f\x8b\x08\0\0\0\0\0\0\3 packed",
                              zstd[] = "\x28\xb5\x2f\xfd packed",
                              pointer[] = "version https://git-lfs.github.com/spec/v1\n";
-  (void)state;
   expect_refusal("gzip", gzip, sizeof gzip, "gunzip");
   expect_refusal("zstd", zstd, sizeof zstd, "unzstd");
   expect_refusal("a pointer", pointer, sizeof pointer, "git lfs pull");
@@ -96,9 +108,7 @@ TEST(a_packed_file_is_named) {
   memcpy(header, "{}", 2);
   size_t count;
   unsigned char *bytes = make_file(header, LENGTH, 0, &count);
-  SafeFile file;
-  must(safetensors_parse(&file, "x", bytes, count, &err), &err);
-  safetensors_close(&file);
+  parse(bytes, count);
 }
 
 TEST(a_file_with_unordered_scalar_and_empty_tensors_is_read) {
@@ -110,24 +120,22 @@ TEST(a_file_with_unordered_scalar_and_empty_tensors_is_read) {
                                                                         "[6,7]") "}   ";
   size_t count;
   unsigned char *bytes = make_file(header, strlen(header), 7, &count);
-  SafeFile file;
-  must(safetensors_parse(&file, "x", bytes, count, &err), &err);
-  assert_int_equal(file.count, 4);
+  const SafeFile *file = parse(bytes, count);
+  assert_int_equal(file->count, 4);
   const char *const order[] = {"scalar", "empty", "late", ""};
   for (int i = 0; i < 4; i++) {
-    assert_string_equal(file.tensors[i].name, order[i]);
-    assert_ptr_equal(safetensors_find(&file, order[i]), &file.tensors[i]);
+    assert_string_equal(file->tensors[i].name, order[i]);
+    assert_ptr_equal(safetensors_find(file, order[i]), &file->tensors[i]);
   }
-  assert_null(safetensors_find(&file, "lat"));
-  assert_null(safetensors_find(&file, "__metadata__"));
-  assert_int_equal(file.tensors[0].rank, 0);
-  assert_int_equal(file.tensors[3].dtype, SAFE_F8_E4M3);
-  assert_string_equal(safetensors_shape_text(&file.tensors[1]).text, "[3, 0]");
+  assert_null(safetensors_find(file, "lat"));
+  assert_null(safetensors_find(file, "__metadata__"));
+  assert_int_equal(file->tensors[0].rank, 0);
+  assert_int_equal(file->tensors[3].dtype, SAFE_F8_E4M3);
+  assert_string_equal(safetensors_shape_text(&file->tensors[1]).text, "[3, 0]");
   float value;
-  safe_floats(&file.tensors[0], 0, 1, &value);
+  safe_floats(&file->tensors[0], 0, 1, &value);
   const unsigned char expected[4] = {0, 1, 2, 3};
   assert_memory_equal(&value, expected, 4);
-  safetensors_close(&file);
 }
 
 TEST(ten_thousand_tensors_are_read_in_a_moment) {
@@ -145,16 +153,14 @@ TEST(ten_thousand_tensors_are_read_in_a_moment) {
   assert_int_equal(fclose(out), 0);
   size_t count;
   unsigned char *bytes = make_file(header, length, TENSORS, &count);
-  SafeFile file;
   const clock_t start = clock();
-  must(safetensors_parse(&file, "x", bytes, count, &err), &err);
+  const SafeFile *file = parse(bytes, count);
   const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
   printf("# %d tensors: %.3f s, bound 2 s\n", TENSORS, seconds);
-  assert_int_equal(file.count, TENSORS);
+  assert_int_equal(file->count, TENSORS);
   for (int i = 0; i < TENSORS; i++)
-    assert_ptr_equal(safetensors_find(&file, file.tensors[i].name), &file.tensors[i]);
+    assert_ptr_equal(safetensors_find(file, file->tensors[i].name), &file->tensors[i]);
   if (!(seconds <= 2)) fail_msg("%.3f s", seconds); // quadratic searches take far longer
-  safetensors_close(&file);
   free(header);
 }
 
@@ -186,11 +192,9 @@ static void check_all_16_bit_values(const char *dtype, int fraction_bits, int ex
     data[2 * i] = (unsigned char)i;
     data[2 * i + 1] = (unsigned char)(i >> 8);
   }
-  Error err = {""};
-  SafeFile file;
-  must(safetensors_parse(&file, "x", bytes, count, &err), &err);
+  const SafeFile *file = parse(bytes, count);
   float *values = held(xmalloc(VALUES * sizeof *values));
-  const SafeTensor *t = safetensors_find(&file, "a");
+  const SafeTensor *t = safetensors_find(file, "a");
   safe_floats(t, 0, VALUES, values);
   for (int i = 0; i < VALUES; i++) {
     const float expected = by_definition((uint16_t)i, fraction_bits, exponent_bits);
@@ -202,7 +206,6 @@ static void check_all_16_bit_values(const char *dtype, int fraction_bits, int ex
   float middle[3];
   safe_floats(t, 0x3c00, 3, middle);
   assert_memory_equal(middle, values + 0x3c00, sizeof middle);
-  safetensors_close(&file);
 }
 
 TEST(every_bf16_value_is_converted_exactly) {
