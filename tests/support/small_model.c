@@ -25,20 +25,26 @@ static void make_text(uint64_t number, int32_t *tokens, int count) {
   }
 }
 
-static void close_llama(void *what) {
-  Llama *llama = what;
-  Backend *be = llama->be;
-  llama_destroy(llama);
+static void close_backend(void *what) {
+  Backend *be = what;
   be->services.destroy(be);
+}
+
+Backend *cpu_backend(Spec spec) {
+  return hold(backend_cpu_create(&spec), close_backend);
+}
+
+static void close_llama(void *llama) {
+  llama_destroy(llama);
   free(llama);
 }
 
 Llama *cpu_llama(const ModelConfig *model, Spec asked) {
   Error err;
-  const Spec spec = model_spec(model, asked);
-  Llama *llama = xcalloc(1, sizeof *llama);
-  must(llama_create(llama, model, backend_cpu_create(&spec), &err), &err);
-  return hold(llama, close_llama);
+  Backend *be = cpu_backend(model_spec(model, asked));
+  Llama *llama = hold(xcalloc(1, sizeof *llama), close_llama);
+  must(llama_create(llama, model, be, &err), &err);
+  return llama;
 }
 
 static void close_small(void *what) {

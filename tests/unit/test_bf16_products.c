@@ -24,7 +24,7 @@ typedef struct Problem {
 } Problem;
 
 static float *normals(uint64_t seed, int64_t count) {
-  float *values = xmalloc((size_t)count * sizeof *values);
+  float *values = held(xmalloc((size_t)count * sizeof *values));
   for (int64_t i = 0; i < count; i++) values[i] = (float)rng_normal(seed, (uint64_t)i);
   return values;
 }
@@ -46,12 +46,8 @@ static Operands make(Problem p) {
   return o;
 }
 
-static void discard(Operands *o) {
-  free(o->A), free(o->B), free(o->C);
-}
-
 static float *product(Bf16Products *products, Problem p, const Operands *o) {
-  float *C = xmalloc((size_t)o->C_count * sizeof *C);
+  float *C = held(xmalloc((size_t)o->C_count * sizeof *C));
   memcpy(C, o->C, (size_t)o->C_count * sizeof *C);
   for (int64_t m = 0; m < p.M && !p.add; m++)
     for (int64_t n = 0; n < p.N; n++) C[m * o->ldc + n] = NAN;
@@ -92,8 +88,6 @@ static void check(Bf16Products *products, Problem p, int64_t step) {
     fail_msg("form %d, %lld x %lld x %lld%s: error %.2e", p.form, (long long)p.M, (long long)p.N,
              (long long)p.K, p.add ? ", added" : "", error);
   assert_memory_equal(C, again, (size_t)o.C_count * sizeof *C);
-  free(C), free(again);
-  discard(&o);
 }
 
 TEST(products_are_those_of_rounded_operands) {
@@ -139,8 +133,6 @@ TEST(what_is_not_a_number_stays_so) {
     else
       assert_int_equal(!isfinite(C[i]), i % 6 == 4);
   }
-  free(C);
-  discard(&o);
   bf16_products_close(products);
 }
 

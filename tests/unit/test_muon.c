@@ -156,7 +156,7 @@ enum { ROWS = 8, COLS = 24, PARTS = 3 };
 static void moved_parts(const double *sizes, bool *moved) {
   const Spec config = {SPEC_SHAPE(8, 8, 1, 1, 8, 8, 8, 8), .threads = 1};
   const AdamW hyper = {.learning_rate = 0.1, .momentum = 0.95, .gradient_scale = 1};
-  Backend *be = backend_cpu_create(&config);
+  Backend *be = cpu_backend(config);
   real W[PARTS * ROWS * COLS] = {0}, m[PARTS * ROWS * COLS] = {0}, grad[PARTS * ROWS * COLS];
   ParamTensor t = {.rows = PARTS * ROWS, .cols = COLS, .norm = -1, .part_count = PARTS};
   t.master = (master_t *)W, t.m = (moment_t *)m, t.grad = (grad_t *)grad;
@@ -171,7 +171,6 @@ static void moved_parts(const double *sizes, bool *moved) {
     for (int j = 0; j < ROWS * COLS; j++) sum += fabs((double)W[i * ROWS * COLS + j]);
     moved[i] = sum > 0;
   }
-  be->services.destroy(be);
 }
 
 TEST(a_part_below_the_rounding_of_its_tensor_stays) {

@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "kernels/cpu/cpu.h"
 #include "tests/support/shapes.h"
+#include "tests/support/small_model.h"
 #include "tests/support/test.h"
 
 enum { M = 6, D = 64, V = 128256 };
@@ -17,7 +18,7 @@ typedef struct Head {
 } Head;
 
 static float *normals(const char *name, int64_t count, double deviation) {
-  float *values = xmalloc((size_t)count * sizeof *values);
+  float *values = held(xmalloc((size_t)count * sizeof *values));
   const uint64_t key = rng_key(5, name);
   for (int64_t i = 0; i < count; i++) values[i] = (float)(deviation * rng_normal(key, (uint64_t)i));
   return values;
@@ -25,13 +26,13 @@ static float *normals(const char *name, int64_t count, double deviation) {
 
 static Head open_head(void) {
   const Spec c = {SPEC_SHAPE(D, 8, 1, 1, 8, V, M, 1), .rms_norm_eps = 1e-5, .threads = 1};
-  Head h = {.be = backend_cpu_create(&c), .stride = padded_vocab(&c)};
+  Head h = {.be = cpu_backend(c), .stride = padded_vocab(&c)};
   h.x = normals("x", M * D, 1);
   h.W = normals("W", (int64_t)V * D, 0.3);
-  h.sumsq = xcalloc(M, sizeof *h.sumsq);
-  h.s = xcalloc(M, sizeof *h.s);
-  h.logits = xcalloc((size_t)(M * h.stride), sizeof *h.logits);
-  h.dx = xcalloc(M * D, sizeof *h.dx);
+  h.sumsq = held(xcalloc(M, sizeof *h.sumsq));
+  h.s = held(xcalloc(M, sizeof *h.s));
+  h.logits = held(xcalloc((size_t)(M * h.stride), sizeof *h.logits));
+  h.dx = held(xcalloc(M * D, sizeof *h.dx));
   for (int64_t m = 0; m < M; m++) {
     double sum = 0;
     for (int64_t k = m * D; k < (m + 1) * D; k++) sum += (double)h.x[k] * (double)h.x[k];
@@ -39,11 +40,6 @@ static Head open_head(void) {
     h.targets[m] = (int32_t)(m * 20011);
   }
   return h;
-}
-
-static void close_head(Head *h) {
-  h->be->services.destroy(h->be);
-  free(h->x), free(h->W), free(h->sumsq), free(h->s), free(h->logits), free(h->dx);
 }
 
 // What fp64 makes of a row: z [V] becomes dlogits' of it, dx [D] gets the gradient of its x.
@@ -102,7 +98,6 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
                d = sqrt(of_dx[0] / of_dx[1]),
                l = fabs(h.be->services.step_result(h.be).loss / loss - 1);
   printf("# from fp64: loss %.1e, dlogits %.1e, s %.1e, dx %.1e\n", l, p, s, d);
-  close_head(&h);
   // Observed: 1.5e-8, 7.3e-8, 1.6e-7, 5.1e-7; with sums in fp32 5.2e-6, 3.8e-6, 4.1e-4, 1.1e-4.
   assert_true(l < 1e-7 && p < 1e-6 && s < 1e-6 && d < 1e-6);
 }
@@ -112,9 +107,9 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
 TEST(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms) {
   enum { WIDE = 65536, NARROW = 8 };
   const Spec c = {SPEC_SHAPE(NARROW, WIDE, 1, 1, 8, 8, 1, 1), .rms_norm_eps = 1e-5, .threads = 1};
-  Backend *be = backend_cpu_create(&c);
+  Backend *be = cpu_backend(c);
   float *W = normals("down", (int64_t)NARROW * WIDE, 1), *z = normals("z", 2 * WIDE, 1),
-        *dx = normals("dx", NARROW, 1), *dz = xcalloc(2 * WIDE, sizeof *dz), one = NARROW, s;
+        *dx = normals("dx", NARROW, 1), *dz = held(xcalloc(2 * WIDE, sizeof *dz)), one = NARROW, s;
   const RowStat sumsq = {(stat_t *)&one, 1, 1}; // r = 1
   RowStat to = {(stat_t *)&s, 1, 1};
   be->down_dgrad(be, 1, operand_of((act_t *)dx), operand_of((act_t *)W), (act_t *)z,
@@ -126,15 +121,13 @@ TEST(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms) {
   }
   const double error = fabs((double)s - sum) / size;
   printf("# down_dgrad's s, over its terms' sizes: %.1e\n", error);
-  free(W), free(z), free(dx), free(dz);
-  be->services.destroy(be);
   assert_true(error < 1e-9); // 7.5e-11 was observed, 2.4e-8 with sums in fp32
 }
 
 TEST(a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms) {
   enum { T = 16384, d = 8, R = 3 * d, BLOCK = 256 };
   const Spec c = {SPEC_SHAPE(d, 8, 1, 1, d, 8, T, T), .rms_norm_eps = 1e-5, .threads = 1};
-  Backend *be = backend_cpu_create(&c);
+  Backend *be = cpu_backend(c);
   float *qkv = normals("qkv", (int64_t)T * R, 0.5), o[d];
   const int32_t last = T - 1;
   double sum = 0; // of p. The GEMM of p and v sums in fp32, so each of its sums has few terms.
@@ -146,7 +139,5 @@ TEST(a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms) {
   }
   const double error = fabs(sum - 1);
   printf("# the sum of p: 1 %+.1e\n", sum - 1);
-  free(qkv);
-  be->services.destroy(be);
   assert_true(error < 2e-7); // 3.5e-8 was observed, 8.3e-7 with sums in fp32
 }
