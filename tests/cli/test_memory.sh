@@ -91,10 +91,11 @@ for what in train train_waiting eval generate prepare encode train_tokenizer; do
   wrong='' small=0 resumed=0 status=''
   line_of $what
   kib=$([ "${line[0]}" = "$TRAIN" ] && echo "$smallest_train" || echo "$smallest_prepare")
-  for ((more = 1024; more < 64 << 20 && ${#wrong} == 0; kib += more, more += more / 25)); do
+  for ((more = 1024; more < 64 << 20 && ${#wrong} == 0; kib += more, more += more / 12)); do
     line_of $what
     (ulimit -v $kib && exec timeout -k 5 60 "${line[@]}") >"$folder/said" 2>"$folder/said.err" </dev/null
     status=$?
+    sed -i '/ s left$/d' "$folder/said.err" # progress, on a slow machine
     wrong=$(wrong_end $status)
     [ -z "$wrong" ] || wrong+=" under $kib KiB: $(cat "$folder/said.err")"
     [ $status != 0 ] || [ -s "$folder/said.err" ] || break # ample
