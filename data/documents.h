@@ -16,10 +16,8 @@
 // and begins there.
 #pragma once
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
-#include "data/blocks.h"
 
 #define DOCUMENTS_ENDING ".docs"
 enum { DOCUMENTS_MAGIC = 0x73636f64, DOCUMENTS_VERSION = 2, DOCUMENTS_HEADER_BYTES = 48 }; // "docs"
@@ -30,38 +28,35 @@ static inline int64_t token_blocks(int64_t tokens) {
   return (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
 }
 
+// What is known of all tokens of a file.
+typedef struct TokenFacts {
+  uint64_t *sums;    // owned: [token_blocks(tokens)] XXH3-64s; NULL: not known yet
+  uint64_t checksum; // XXH3-64 of all tokens' bytes
+  uint32_t largest;  // id
+} TokenFacts;
+
 // ---- Reading. A file is accepted as a whole: its checksum, its ends, and that it belongs to its
-// token file. What is read later is compared with what was accepted
+// token file. It is held in memory, so that nothing of it changes later
 
 typedef struct Documents {
-  int fd;                      // of the open file; -1 over a caller's memory, and of none
-  const unsigned char *memory; // there: its bytes
-  char *path;                  // owned; NULL: there is no such file
-  int64_t count;               // documents; 0: their ends are not known
-  int64_t tokens;
-  uint64_t tokens_checksum;
-  bool masked;
-  uint64_t checksum; // of the file
-  uint64_t content;  // of ends and mask: equal for version 1 and 2
-  size_t size;       // of the file in bytes
-  BlockSums sums;    // of its bytes after the header
-  // Of version 2; of others tokens_check makes the sums (data/tokens.h):
-  uint64_t *token_sums; // [token_blocks(tokens)], owned; NULL: none yet
-  uint32_t largest;     // token id
+  char *path;           // owned; NULL: there is no such file
+  char *bytes;          // owned: all of the file
+  int64_t count;        // documents; 0: their ends are not known
+  const uint32_t *ends; // [count]
+  const uint8_t *mask;  // see documents_counts; NULL: every token counts as a target
+  uint64_t content;     // of ends and mask: equal for version 1 and 2
+  TokenFacts facts; // version 1 has the checksum only; tokens_check makes the rest (data/tokens.h)
 } Documents;
 
-// Opens the .docs file of the token file `token_path`. tokens, tokens_checksum: the token file's
-// count and XXH3-64; a checksum of 0 is not known. An absent .docs is no error: d->path is NULL.
-int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t tokens_checksum,
+// Opens the .docs file of the token file `token_path`. tokens, checksum: the token file's count and
+// XXH3-64; a checksum of 0 is not known. An absent .docs is no error: d->path is NULL.
+int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t checksum,
                    Error *err);
-// Like documents_open, over memory the caller keeps; `name` stands for the path in messages.
-int documents_parse(Documents *d, const char *name, const unsigned char *bytes, size_t size,
-                    int64_t tokens, uint64_t tokens_checksum, Error *err);
 void documents_close(Documents *d); // zeros are fine
-// The ends of documents [first, first + count), which are there.
-int documents_ends(const Documents *d, int64_t first, int64_t count, uint32_t *ends, Error *err);
-// mask[i] = whether token first + i counts as a target; all do where there is no mask.
-int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask, Error *err);
+// Whether this token counts as a target.
+static inline bool documents_counts(const Documents *d, int64_t token) {
+  return !d->mask || (d->mask[token / 8] >> token % 8 & 1);
+}
 
 // ---- Writing
 
@@ -77,8 +72,8 @@ typedef struct DocumentsWriter {
 // The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:
 // all do. last: the document ends with them.
 void documents_add(DocumentsWriter *w, int64_t tokens, const uint8_t *mask, bool last);
-// Writes and syncs NAME.docs for the token file `token_path`, whose tokens have these checksums
-// and this largest id. A document that has not ended ends with the tokens.
-int documents_write(DocumentsWriter *w, const char *token_path, const BlockSums *tokens,
-                    uint32_t largest, Error *err);
+// Writes and syncs NAME.docs for the token file `token_path`, of whose tokens these are the facts.
+// A document that has not ended ends with the tokens.
+int documents_write(DocumentsWriter *w, const char *token_path, const TokenFacts *facts,
+                    Error *err);
 void documents_writer_free(DocumentsWriter *w); // zeros are fine

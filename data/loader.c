@@ -35,32 +35,24 @@ static int read_piece(const Loader *loader, const Source *s, WindowPiece piece, 
   memcpy(batch->tokens + at, loader->window, bytes);
   memcpy(targets, loader->window + 1, bytes);
   batch->counted += piece.rows;
-  if (!file->documents.masked) return 0;
-  if (documents_mask(&file->documents, (int64_t)piece.first + 1, piece.rows, loader->mask, err))
-    return -1;
-  for (uint32_t i = 0; i < piece.rows; i++) {
-    if (loader->mask[i]) continue;
+  for (uint32_t i = 0; i < piece.rows && file->documents.mask; i++) {
+    if (documents_counts(&file->documents, (int64_t)piece.first + 1 + i)) continue;
     targets[i] = NO_TARGET;
     batch->counted--;
   }
   return 0;
 }
 
-// A mask that has changed since the windows were chosen is found here.
 static int read_window(const Loader *loader, const Source *source, uint64_t drawn, int64_t row,
                        Batch *batch, Error *err) {
-  const int64_t end = (row + 1) * loader->config.seq, before = batch->counted;
+  const int64_t end = (row + 1) * loader->config.seq;
   int64_t at = row * loader->config.seq, i = 0;
   for (WindowPiece p; (p = source_piece(source, drawn, i)).rows > 0; i++, at += p.rows) {
     if (read_piece(loader, source, p, at, batch, err) != 0) return -1;
     if (loader_packs(loader)) batch->lengths[batch->documents++] = (int32_t)p.rows;
   }
   loader_pad(loader, batch, at, end - at);
-  if (batch->counted > before) return 0;
-  return error_set(err,
-                   "'%s' was changed while it was in use: no token counts in a window that had "
-                   "some; make or copy it again",
-                   source->name);
+  return 0;
 }
 
 int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err) {
@@ -168,7 +160,7 @@ static bool are_apart(const Loader *loader) {
 
 static WindowKind choose_kind(const Loader *loader) {
   bool masked = false;
-  for (int f = 0; f < loader->file_count; f++) masked |= loader->files[f].documents.masked;
+  for (int f = 0; f < loader->file_count; f++) masked |= loader->files[f].documents.mask != NULL;
   if (loader_packs(loader)) return WINDOWS_PACKED;
   return loader->apart || masked || loader->config.whole ? WINDOWS_ALONE : WINDOWS_JOINED;
 }
@@ -257,37 +249,35 @@ static void tell_of_reading(const TokenFile *file, uint64_t bytes) {
 }
 
 // Before the first of a GB of files that are read whole, or once that took a second.
-static int read_facts(Loader *loader, Error *err) {
+static int check_files(Loader *loader, Error *err) {
   enum { MUCH = 1 << 30 };
   const double start = now_ms();
   uint64_t bytes = 0;
   bool told = false;
   for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
-    if (tokens_unchecked(f)) bytes += (uint64_t)(f->count * f->token_bytes);
-  for (int i = 0; i < loader->file_count; i++) {
-    TokenFile *file = &loader->files[i];
-    const bool whole = tokens_unchecked(file);
+    if (!f->documents.facts.sums) bytes += (uint64_t)(f->count * f->token_bytes);
+  for (TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
+    const bool whole = !f->documents.facts.sums;
     if (whole && !told && (bytes > MUCH || now_ms() - start > 1000)) {
-      tell_of_reading(file, bytes);
+      tell_of_reading(f, bytes);
       told = true;
     }
-    if (tokens_check(file, &loader->facts[i], err) != 0) return -1;
-    if (file->tokenizer == 0)
-      loader->checksum = rng_u64(loader->checksum, loader->facts[i].checksum);
+    if (tokens_check(f, err) != 0) return -1;
+    if (f->tokenizer == 0)
+      loader->checksum = rng_u64(loader->checksum, f->documents.facts.checksum);
   }
   return 0;
 }
 
 int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
-  assert(!loader->facts && vocab_size > 0);
+  assert(vocab_size > 0);
   loader->config.vocab_size = vocab_size;
-  loader->facts = xcalloc((size_t)loader->file_count, sizeof *loader->facts);
-  if (read_facts(loader, err) != 0) return -1;
-  for (int f = 0; f < loader->file_count; f++) {
-    const uint32_t id = loader->facts[f].largest;
+  if (check_files(loader, err) != 0) return -1;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
+    const uint32_t id = f->documents.facts.largest;
     if ((int64_t)id < vocab_size) continue;
     error_set(err, "'%s' has the token id %" PRIu32 ", but the model knows only 0 to %" PRId64,
-              loader->files[f].path, id, vocab_size - 1);
+              f->path, id, vocab_size - 1);
     return 1;
   }
   return 0;
@@ -295,17 +285,17 @@ int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
 
 uint32_t loader_largest(const Loader *loader) {
   uint32_t largest = 0;
-  for (int f = 0; f < loader->file_count; f++)
-    if (loader->facts[f].largest > largest) largest = loader->facts[f].largest;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (f->documents.facts.largest > largest) largest = f->documents.facts.largest;
   return largest;
 }
 
 const TokenFile *loader_common(const Loader *loader, const Loader *other) {
-  for (int f = 0; f < loader->file_count; f++)
-    for (int g = 0; g < other->file_count; g++)
-      if (loader->files[f].count > 0 && loader->files[f].count == other->files[g].count &&
-          loader->facts[f].checksum == other->facts[g].checksum)
-        return &loader->files[f];
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    for (const TokenFile *g = other->files; g < other->files + other->file_count; g++)
+      if (f->count > 0 && f->count == g->count &&
+          f->documents.facts.checksum == g->documents.facts.checksum)
+        return f;
   return NULL;
 }
 
@@ -403,7 +393,6 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
   Loader *loader = xcalloc(1, sizeof *loader);
   loader->config = *config;
   loader->window = xcalloc((size_t)config->seq + 1, sizeof *loader->window);
-  loader->mask = xcalloc((size_t)config->seq, sizeof *loader->mask);
   if (config->text) open_text(loader);
   if ((!config->text && open_paths(loader, err) != 0) || open_sources(loader, err) != 0 ||
       (config->vocab_size > 0 && loader_check(loader, config->vocab_size, err) != 0) ||
@@ -416,10 +405,8 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
 
 void loader_close(Loader *loader) {
   if (!loader) return;
-  free(loader->facts);
   close_sources(loader);
   free(loader->sources);
   free(loader->window);
-  free(loader->mask);
   free(loader);
 }

@@ -40,8 +40,7 @@ typedef struct Epoch {
 
 typedef struct Loader {
   LoaderConfig config;
-  TokenFile *files;  // [file_count], a source's files one after the other
-  TokenFacts *facts; // [file_count], after loader_check
+  TokenFile *files; // [file_count], a source's files one after the other
   int file_count;
   Source *sources; // [source_count]
   int source_count;
@@ -54,7 +53,6 @@ typedef struct Loader {
   // fingerprint has only samples of those; 0: there are none.
   uint64_t checksum;
   int32_t *window; // [T + 1]
-  bool *mask;      // [T]
 } Loader;
 
 // Opens all files, and checks them where vocab_size is not 0. Every window has a token that counts:

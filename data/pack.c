@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/minmax.h"
 
 // ---- The pieces
 
@@ -13,61 +14,32 @@ typedef struct Cutter {
   const TokenFile *files;
   uint32_t file;
   int64_t T, count; // of the pieces so far
-  bool *mask;       // [mask_room] of the file's tokens, from mask_first on: mask_count
-  int64_t mask_room, mask_first, mask_count;
 } Cutter;
 
-// How many targets of the piece count; -1 on error.
-static int64_t counted_in(Cutter *c, const WindowPiece *piece, Error *err) {
-  const Documents *d = &c->files[piece->file].documents;
-  const int64_t first = (int64_t)piece->first + 1, left = d->tokens - first;
-  if (!d->masked) return piece->rows;
-  if (first < c->mask_first || first + piece->rows > c->mask_first + c->mask_count) {
-    c->mask_first = first;
-    c->mask_count = left < c->mask_room ? left : c->mask_room;
-    if (documents_mask(d, first, c->mask_count, c->mask, err) != 0) return -1;
-  }
-  const bool *mask = c->mask + (first - c->mask_first);
-  int64_t counted = 0;
-  for (uint32_t i = 0; i < piece->rows; i++) counted += mask[i];
-  return counted;
-}
-
-static int cut_document(Cutter *c, int64_t first, int64_t end, Error *err) {
+static void cut_document(Cutter *c, int64_t first, int64_t end) {
   Packing *p = c->packing;
+  const Documents *d = &c->files[c->file].documents;
   const int64_t before = c->count;
   for (int64_t at = first; at < end - 1; at += c->T) {
-    const int64_t rows = end - 1 - at < c->T ? end - 1 - at : c->T;
-    const WindowPiece piece = {c->file, (uint32_t)at, (uint32_t)rows};
-    const int64_t counted = counted_in(c, &piece, err);
-    if (counted < 0) return -1;
+    const int64_t rows = min_i64(end - 1 - at, c->T);
+    int64_t counted = d->mask ? 0 : rows;
+    for (int64_t i = 1; d->mask && i <= rows; i++) counted += documents_counts(d, at + i);
     if (counted == 0) p->left_out += rows;
     if (counted == 0) continue;
-    p->pieces[c->count++] = piece;
+    p->pieces[c->count++] = (WindowPiece){c->file, (uint32_t)at, (uint32_t)rows};
     p->rows += rows;
     p->counted += counted;
-    if (rows > p->longest) p->longest = rows;
+    p->longest = max_i64(p->longest, rows);
   }
   p->documents += c->count > before;
   p->cut += c->count > before && end - 1 - first > c->T;
-  return 0;
 }
 
-static int cut_file(Cutter *c, bool by_file, Error *err) {
-  enum { AT_ONCE = 1 << 12 };
-  uint32_t ends[AT_ONCE];
-  const TokenFile *file = &c->files[c->file];
-  const Documents *d = &file->documents;
-  int64_t first = 0;
-  c->mask_count = 0;
-  if (by_file || d->count == 0) return cut_document(c, 0, file->count, err);
-  for (int64_t done = 0, n; done < d->count; done += n) {
-    n = d->count - done < AT_ONCE ? d->count - done : AT_ONCE;
-    if (documents_ends(d, done, n, ends, err) != 0) return -1;
-    for (int64_t i = 0; i < n; first = ends[i++])
-      if (cut_document(c, first, ends[i], err) != 0) return -1;
-  }
-  return 0;
+static void cut_file(Cutter *c, bool by_file) {
+  const Documents *d = &c->files[c->file].documents;
+  if (by_file || d->count == 0) cut_document(c, 0, c->files[c->file].count);
+  for (int64_t i = 0; i < d->count && !by_file; i++)
+    cut_document(c, i > 0 ? d->ends[i - 1] : 0, d->ends[i]);
 }
 
 // ---- Windows by the room that they have left: a set of sizes with a list of windows for each
@@ -187,15 +159,8 @@ int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file,
                      "the most is %" PRIu32 ": use fewer files, or a longer window",
                      most, UINT32_MAX - 1);
   p->pieces = xmalloc((size_t)most * sizeof *p->pieces + 1);
-  Cutter c = {.packing = p, .files = files, .T = T, .mask_room = T > 1 << 16 ? T : 1 << 16};
-  c.mask = xmalloc((size_t)c.mask_room * sizeof *c.mask);
-  int status = 0;
-  for (; (int)c.file < count && status == 0; c.file++) status = cut_file(&c, by_file, err);
-  free(c.mask);
-  if (status != 0) {
-    packing_free(p);
-    return -1;
-  }
+  Cutter c = {.packing = p, .files = files, .T = T};
+  for (; (int)c.file < count; c.file++) cut_file(&c, by_file);
   p->pieces = xrealloc(p->pieces, (size_t)c.count * sizeof *p->pieces + 1);
   p->count = p->windows = c.count;
   if (alone) return 0;

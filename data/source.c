@@ -34,7 +34,7 @@ static int read_fingerprint(Source *s, Error *err) {
     if (tokens_fingerprint(f, &content, err) != 0) return -1;
     s->fingerprint = rng_u64(s->fingerprint, content);
     // Joined windows without a mask are those of files whose ends are not known.
-    if (f->documents.path && (s->kind != WINDOWS_JOINED || f->documents.masked))
+    if (f->documents.path && (s->kind != WINDOWS_JOINED || f->documents.mask))
       s->fingerprint = rng_u64(s->fingerprint, f->documents.content);
   }
   return 0;

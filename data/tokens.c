@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/minmax.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "token files are little-endian and are read as they are");
@@ -41,68 +42,46 @@ static int check_header(const char *name, const Header *h, Error *err) {
                    h->count);
 }
 
-// bytes: a header's, of a file of `size` bytes.
-static int parse_header(TokenFile *file, const char *name, const void *bytes, size_t size,
-                        Error *err) {
-  Header h;
-  memcpy(&h, bytes, sizeof h);
-  if (check_header(name, &h, err) != 0) return -1;
-  const int token_bytes = h.magic == MAGIC_UINT16 ? 2 : 4;
-  const size_t expected = TOKENS_HEADER_BYTES + (size_t)h.count * (size_t)token_bytes;
-  if (size != expected)
+// Reads the header of the open file, whose size in bytes is `size`.
+static int read_header(TokenFile *file, size_t size, Error *err) {
+  union {
+    Header fields;
+    char bytes[TOKENS_HEADER_BYTES];
+  } h = {.bytes = ""};
+  const size_t there = size < sizeof h ? size : sizeof h;
+  if (file_read_at(file->fd, file->path, 0, &h, there, err) != 0 ||
+      file_refuse_packed(file->path, &h, there, err) != 0)
+    return -1;
+  if (size < sizeof h)
     return error_set(err,
-                     "'%s' is %s: its header promises %" PRId32
-                     " tokens, which make %zu bytes, but it has %zu; make or copy it again",
-                     name, size < expected ? "cut short" : "too long", h.count, expected, size);
-  *file = (TokenFile){.fd = -1,
-                      .count = h.count,
-                      .token_bytes = token_bytes,
-                      .tokenizer = h.mark == TOKENS_MARK ? h.tokenizer : 0,
-                      .checksum = h.mark == TOKENS_MARK ? h.checksum : 0};
-  return 0;
-}
-
-static int check_length(const char *name, const void *bytes, size_t size, Error *err) {
-  if (file_refuse_packed(name, bytes, size, err) != 0) return -1;
-  if (size >= TOKENS_HEADER_BYTES) return 0;
+                     "'%s' is not a token file: it has %zu bytes, less than the header's %zu; "
+                     "./prepare makes token files",
+                     file->path, size, sizeof h);
+  if (check_header(file->path, &h.fields, err) != 0) return -1;
+  const bool marked = h.fields.mark == TOKENS_MARK;
+  file->count = h.fields.count;
+  file->token_bytes = h.fields.magic == MAGIC_UINT16 ? 2 : 4;
+  file->tokenizer = marked ? h.fields.tokenizer : 0;
+  file->checksum = marked ? h.fields.checksum : 0;
+  const size_t expected = sizeof h + (size_t)file->count * (size_t)file->token_bytes;
+  if (size == expected) return 0;
   return error_set(err,
-                   "'%s' is not a token file: it has %zu bytes, less than the header's %d; "
-                   "./prepare makes token files",
-                   name, size, TOKENS_HEADER_BYTES);
-}
-
-int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
-                 Error *err) {
-  *file = (TokenFile){.fd = -1};
-  if (check_length(name, bytes, size, err) != 0 || parse_header(file, name, bytes, size, err) != 0)
-    return -1;
-  file->memory = bytes + TOKENS_HEADER_BYTES;
-  file->path = xstrdup(name);
-  return 0;
-}
-
-// Reads the header of the open file.
-static int read_header(TokenFile *file, int fd, const char *path, size_t size, Error *err) {
-  char header[TOKENS_HEADER_BYTES];
-  const size_t there = size < sizeof header ? size : sizeof header;
-  if (file_read_at(fd, path, 0, header, there, err) != 0 ||
-      check_length(path, header, there, err) != 0)
-    return -1;
-  return parse_header(file, path, header, size, err);
+                   "'%s' is %s: its header promises %" PRId64
+                   " tokens, which make %zu bytes, but it has %zu; make or copy it again",
+                   file->path, size < expected ? "cut short" : "too long", file->count, expected,
+                   size);
 }
 
 int tokens_open(TokenFile *file, const char *path, Error *err) {
-  *file = (TokenFile){.fd = -1};
   size_t size;
-  const int fd = file_open(path, &size, err);
-  if (fd < 0) return -1;
-  int status = read_header(file, fd, path, size, err);
-  file->fd = fd;
+  *file = (TokenFile){.fd = file_open(path, &size, err)};
+  if (file->fd < 0) return -1;
   file->path = xstrdup(path);
-  if (status == 0)
-    status = documents_open(&file->documents, path, file->count, file->checksum, err);
-  if (status != 0) tokens_close(file);
-  return status;
+  if (read_header(file, size, err) == 0 &&
+      documents_open(&file->documents, path, file->count, file->checksum, err) == 0)
+    return 0;
+  tokens_close(file);
+  return -1;
 }
 
 void tokens_close(TokenFile *file) {
@@ -112,46 +91,46 @@ void tokens_close(TokenFile *file) {
   *file = (TokenFile){.fd = -1};
 }
 
-static bool names(const char *path, int fd) {
-  struct stat named, opened;
-  return stat(path, &named) == 0 && fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
-         named.st_ino == opened.st_ino;
-}
-
 bool tokens_named(const TokenFile *file) {
-  const Documents *d = &file->documents;
-  return names(file->path, file->fd) && (!d->path || names(d->path, d->fd));
+  struct stat named, opened;
+  return stat(file->path, &named) == 0 && fstat(file->fd, &opened) == 0 &&
+         named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
 // ---- Reading
 
-static int read_bytes(const TokenFile *file, int64_t first, int64_t count, void *to, Error *err) {
-  const size_t width = (size_t)file->token_bytes;
-  const Blocks blocks = {.fd = file->fd,
-                         .memory = file->memory,
-                         .path = file->path,
-                         .base = TOKENS_HEADER_BYTES,
-                         .bytes = (size_t)file->count * width,
-                         .block = BLOCK_TOKENS * width,
-                         .sums = file->documents.token_sums};
-  return blocks_read(&blocks, (size_t)first * width, (size_t)count * width, to, err);
-}
-
-// Tokens of two bytes, widened.
-static int read_narrow(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens,
-                       Error *err) {
-  enum { AT_ONCE = 8192 };
-  uint16_t narrow[AT_ONCE];
-  for (int64_t done = 0, n; done < count; done += n) {
-    n = count - done < AT_ONCE ? count - done : AT_ONCE;
-    if (read_bytes(file, first + done, n, narrow, err) != 0) return -1;
-    for (int64_t i = 0; i < n; i++) tokens[done + i] = narrow[i];
-  }
+static int read_bytes(const TokenFile *file, int64_t first, size_t bytes, void *to, Error *err) {
+  const size_t at = (size_t)first * (size_t)file->token_bytes;
+  if (file->fd >= 0)
+    return file_read_at(file->fd, file->path, TOKENS_HEADER_BYTES + at, to, bytes, err);
+  memcpy(to, file->memory + first, bytes);
   return 0;
 }
 
-static uint32_t largest_of(const int32_t *tokens, int64_t count) {
-  uint32_t largest = 0; // of uint32 tokens the upper half is negative as int32
+// The tokens of block i; -1 on error.
+static int64_t read_block(const TokenFile *file, int64_t i, TokenBlock *block, Error *err) {
+  const uint64_t *sums = file->documents.facts.sums;
+  const int64_t first = i * BLOCK_TOKENS, count = min_i64(file->count - first, BLOCK_TOKENS);
+  const size_t width = (size_t)file->token_bytes, bytes = (size_t)count * width;
+  if (read_bytes(file, first, bytes, block, err) != 0) return -1;
+  if (!sums || XXH3_64bits(block, bytes) == sums[i]) return count;
+  const size_t begin = TOKENS_HEADER_BYTES + (size_t)first * width;
+  return error_set(err,
+                   "'%s' was changed while it was in use, or is damaged: bytes %zu to %zu do not "
+                   "match their checksum; restore the file, or make it again",
+                   file->path, begin, begin + bytes);
+}
+
+static void widen(const TokenFile *file, const TokenBlock *block, int64_t first, int64_t count,
+                  int32_t *tokens) {
+  if (file->token_bytes == 4) memcpy(tokens, block->wide + first, (size_t)count * sizeof *tokens);
+  for (int64_t i = 0; i < count && file->token_bytes == 2; i++)
+    tokens[i] = block->narrow[first + i];
+}
+
+// The largest of these ids and of `largest`.
+static uint32_t largest_of(const int32_t *tokens, int64_t count, uint32_t largest) {
+  // Of uint32 tokens the upper half is negative as int32.
   for (int64_t i = 0; i < count; i++)
     largest = (uint32_t)tokens[i] > largest ? (uint32_t)tokens[i] : largest;
   return largest;
@@ -160,10 +139,15 @@ static uint32_t largest_of(const int32_t *tokens, int64_t count) {
 int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t vocab_size,
                 int32_t *tokens, Error *err) {
   assert(first >= 0 && count >= 0 && first <= file->count - count);
-  if ((file->token_bytes == 2 ? read_narrow(file, first, count, tokens, err)
-                              : read_bytes(file, first, count, tokens, err)) != 0)
-    return -1;
-  const uint32_t largest = largest_of(tokens, count);
+  TokenBlock block;
+  for (int64_t done = 0, n; done < count; done += n) {
+    const int64_t at = first + done, skip = at % BLOCK_TOKENS,
+                  held = read_block(file, at / BLOCK_TOKENS, &block, err);
+    if (held < 0) return -1;
+    n = min_i64(held - skip, count - done);
+    widen(file, &block, skip, n, tokens + done);
+  }
+  const uint32_t largest = largest_of(tokens, count, 0);
   if (vocab_size == 0 || count == 0 || (int64_t)largest < vocab_size) return 0;
   return error_set(err,
                    "'%s' has the token id %" PRIu32 " between tokens %" PRId64 " and %" PRId64
@@ -173,62 +157,40 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
 
 // ---- Checking
 
-bool tokens_unchecked(const TokenFile *file) {
-  return !file->documents.token_sums;
-}
-
-static uint32_t largest_narrow(const unsigned char *bytes, int64_t count) {
-  uint16_t largest = 0;
-  for (int64_t i = 0; i < count; i++) {
-    uint16_t id;
-    memcpy(&id, bytes + 2 * i, sizeof id);
-    largest = id > largest ? id : largest;
+// Makes the facts of all tokens.
+static int read_whole(TokenFile *file, Error *err) {
+  int32_t tokens[BLOCK_TOKENS];
+  TokenBlock block;
+  const int64_t blocks = token_blocks(file->count);
+  TokenFacts facts = {.sums = xmalloc((size_t)blocks * sizeof *facts.sums)};
+  XXH3_state_t *hash = checksum_state();
+  int64_t held = 0;
+  for (int64_t i = 0; i < blocks && held >= 0; i++) {
+    held = read_block(file, i, &block, err);
+    if (held < 0) break;
+    widen(file, &block, 0, held, tokens);
+    facts.largest = largest_of(tokens, held, facts.largest);
+    facts.sums[i] = XXH3_64bits(&block, (size_t)held * (size_t)file->token_bytes);
+    XXH3_64bits_update(hash, &block, (size_t)held * (size_t)file->token_bytes);
   }
-  return largest;
+  facts.checksum = XXH3_64bits_digest(hash);
+  XXH3_freeState(hash);
+  file->documents.facts = facts;
+  if (held < 0 || file->tokenizer == 0 || facts.checksum == file->checksum)
+    return held < 0 ? -1 : 0;
+  return error_set(err,
+                   "'%s' is damaged: its tokens are not those that its checksum was made of; make "
+                   "or copy it again",
+                   file->path);
 }
 
-// Reads the file once: each byte counts in the sums and in the facts.
-static int make_sums(const TokenFile *file, BlockSums *sums, TokenFacts *facts, Error *err) {
-  enum { AT_ONCE = 16 * BLOCK_TOKENS };
-  const size_t width = (size_t)file->token_bytes;
-  unsigned char *bytes = xmalloc(AT_ONCE * width);
-  int status = 0;
-  for (int64_t at = 0, n; at < file->count && status == 0; at += n) {
-    n = file->count - at < AT_ONCE ? file->count - at : AT_ONCE;
-    status = read_bytes(file, at, n, bytes, err);
-    if (status != 0) break;
-    block_sums_add(sums, bytes, (size_t)n * width);
-    const uint32_t largest =
-        width == 2 ? largest_narrow(bytes, n) : largest_of((const int32_t *)(const void *)bytes, n);
-    if (largest > facts->largest) facts->largest = largest;
+int tokens_check(TokenFile *file, Error *err) {
+  TokenFacts *facts = &file->documents.facts;
+  if (!facts->sums && read_whole(file, err) != 0) {
+    free(facts->sums);
+    facts->sums = NULL;
+    return -1;
   }
-  free(bytes);
-  return status;
-}
-
-static int read_whole(TokenFile *file, TokenFacts *facts, Error *err) {
-  BlockSums sums;
-  block_sums_begin(&sums, BLOCK_TOKENS * (size_t)file->token_bytes);
-  *facts = (TokenFacts){0};
-  int status = make_sums(file, &sums, facts, err);
-  block_sums_end(&sums);
-  facts->checksum = sums.whole;
-  if (status == 0 && file->tokenizer != 0 && sums.whole != file->checksum)
-    status = error_set(err,
-                       "'%s' is damaged: its tokens are not those that its checksum was made of; "
-                       "make or copy it again",
-                       file->path);
-  if (status == 0)
-    file->documents.token_sums = sums.sums;
-  else
-    block_sums_free(&sums);
-  return status;
-}
-
-int tokens_check(TokenFile *file, TokenFacts *facts, Error *err) {
-  const Documents *d = &file->documents;
-  *facts = (TokenFacts){.largest = d->largest, .checksum = d->tokens_checksum};
-  if (!d->token_sums && read_whole(file, facts, err) != 0) return -1;
   if (facts->largest < TOKENS_MOST_IDS) return 0;
   return error_set(err,
                    "'%s' has the token id %" PRIu32
@@ -246,7 +208,7 @@ int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err)
   unsigned char *sample = xmalloc(bytes + 1);
   int status = 0;
   for (int i = 0; i < SAMPLES && file->tokenizer == 0 && status == 0; i++) {
-    status = read_bytes(file, (file->count - count) / (SAMPLES - 1) * i, count, sample, err);
+    status = read_bytes(file, (file->count - count) / (SAMPLES - 1) * i, bytes, sample, err);
     if (status == 0) facts[4 + i] = XXH3_64bits(sample, bytes);
   }
   free(sample);
@@ -259,9 +221,9 @@ int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err)
 int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint64_t tokenizer,
                       Error *err) {
   assert(vocab_size > 0);
-  *w = (TokenWriter){.token_bytes = vocab_size <= 65536 ? 2 : 4, .tokenizer = tokenizer};
+  *w = (TokenWriter){
+      .token_bytes = vocab_size <= 65536 ? 2 : 4, .tokenizer = tokenizer, .hash = checksum_state()};
   const char header[TOKENS_HEADER_BYTES] = {0};
-  block_sums_begin(&w->sums, BLOCK_TOKENS * (size_t)w->token_bytes);
   if (writer_open(&w->file, path, err) == 0 &&
       writer_append(&w->file, header, sizeof header, err) == 0)
     return 0;
@@ -269,10 +231,12 @@ int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint
   return -1;
 }
 
-static int append_bytes(TokenWriter *w, const void *tokens, size_t bytes, Error *err) {
-  if (bytes == 0) return 0;
-  block_sums_add(&w->sums, tokens, bytes);
-  return writer_append(&w->file, tokens, bytes, err);
+static int end_block(TokenWriter *w, int64_t tokens, Error *err) {
+  const size_t bytes = (size_t)tokens * (size_t)w->token_bytes;
+  LIST_ROOM(w->facts.sums, w->blocks, w->capacity);
+  w->facts.sums[w->blocks++] = XXH3_64bits(&w->block, bytes);
+  XXH3_64bits_update(w->hash, &w->block, bytes);
+  return writer_append(&w->file, &w->block, bytes, err);
 }
 
 int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Error *err) {
@@ -280,26 +244,29 @@ int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Er
     return error_set(
         err, "'%s' would hold more than the %" PRId32 " tokens a token file can: use several files",
         w->file.path ? w->file.path : "?", TOKENS_MAX_COUNT);
-  w->count += count;
-  const uint32_t largest = largest_of(tokens, count);
-  if (largest > w->largest) w->largest = largest;
-  if (w->token_bytes == 4) return append_bytes(w, tokens, (size_t)count * 4, err);
-  assert(w->largest <= UINT16_MAX);
-  uint16_t *narrow = xmalloc((size_t)count * sizeof *narrow);
-  for (int64_t i = 0; i < count; i++) narrow[i] = (uint16_t)tokens[i];
-  const int status = append_bytes(w, narrow, (size_t)count * sizeof *narrow, err);
-  free(narrow);
-  return status;
+  w->facts.largest = largest_of(tokens, count, w->facts.largest);
+  assert(w->token_bytes == 4 || w->facts.largest <= UINT16_MAX);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t at = w->count++ % BLOCK_TOKENS;
+    if (w->token_bytes == 4)
+      w->block.wide[at] = tokens[i];
+    else
+      w->block.narrow[at] = (uint16_t)tokens[i];
+    if (at == BLOCK_TOKENS - 1 && end_block(w, BLOCK_TOKENS, err) != 0) return -1;
+  }
+  return 0;
 }
 
 int token_writer_finish(TokenWriter *w, Error *err) {
   const int32_t magic = w->token_bytes == 2 ? MAGIC_UINT16 : MAGIC_UINT32;
+  const int64_t rest = w->count % BLOCK_TOKENS;
   Header h = {.magic = magic, .version = version_of(magic), .count = (int32_t)w->count};
-  block_sums_end(&w->sums);
+  if (rest > 0 && end_block(w, rest, err) != 0) return -1;
+  w->facts.checksum = XXH3_64bits_digest(w->hash);
   if (w->tokenizer != 0) {
     h.mark = TOKENS_MARK;
     h.tokenizer = w->tokenizer;
-    h.checksum = w->sums.whole;
+    h.checksum = w->facts.checksum;
   }
   if (writer_patch(&w->file, 0, &h, sizeof h, err) != 0) return -1;
   return writer_finish(&w->file, err);
@@ -307,5 +274,7 @@ int token_writer_finish(TokenWriter *w, Error *err) {
 
 void token_writer_close(TokenWriter *w) {
   writer_abandon(&w->file);
-  block_sums_free(&w->sums);
+  XXH3_freeState(w->hash);
+  free(w->facts.sums);
+  w->hash = w->facts.sums = NULL;
 }

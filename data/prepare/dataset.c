@@ -27,8 +27,7 @@ int shards_finish(Shards *s, Error *err) {
   TokenWriter *w = &s->writer;
   int status = token_writer_finish(w, err);
   if (status == 0)
-    status =
-        documents_write(&s->documents, shard_path(s, s->count - 1).text, &w->sums, w->largest, err);
+    status = documents_write(&s->documents, shard_path(s, s->count - 1).text, &w->facts, err);
   token_writer_close(w);
   s->open = false;
   documents_writer_free(&s->documents);

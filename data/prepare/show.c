@@ -75,25 +75,20 @@ static int print_tokens(Printer *p, const TokenFile *file, int64_t first, int64_
                         Error *err) {
   enum { CHUNK = 4096 };
   int32_t ids[CHUNK];
-  bool mask[CHUNK] = {false};
   for (int64_t at = first, end = first + count; at < end && p->shown < p->most; at += CHUNK) {
     const int64_t n = end - at < CHUNK ? end - at : CHUNK;
-    if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0 ||
-        (p->masked && documents_mask(&file->documents, at, n, mask, err) != 0))
-      return -1;
+    if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0) return -1;
     for (int64_t i = 0; i < n && p->shown < p->most; i++)
-      print_token(p, ids[i], at + i == 0, mask[i]);
+      print_token(p, ids[i], at + i == 0, documents_counts(&file->documents, at + i));
   }
   return 0;
 }
 
 static int print_documents(Printer *p, const TokenFile *file, Error *err) {
   const Documents *documents = &file->documents;
-  uint32_t begin = 0, end;
-  for (int64_t i = 0; i < documents->count && p->shown < p->most; i++, begin = end) {
-    if (documents_ends(documents, i, 1, &end, err) != 0 ||
-        print_tokens(p, file, begin, end - begin, err) != 0)
-      return -1;
+  uint32_t begin = 0;
+  for (int64_t i = 0; i < documents->count && p->shown < p->most; begin = documents->ends[i++]) {
+    if (print_tokens(p, file, begin, documents->ends[i] - begin, err) != 0) return -1;
     const bool continues =
         i + 1 == documents->count && (p->end != NO_TOKEN || p->begin != NO_TOKEN);
     if (!continues || p->last == p->end) end_document(p);
@@ -103,7 +98,7 @@ static int print_documents(Printer *p, const TokenFile *file, Error *err) {
 
 static int print_file(Printer *p, const TokenFile *file, Error *err) {
   p->ends = file->documents.path != NULL;
-  p->masked = file->documents.masked;
+  p->masked = file->documents.mask != NULL;
   return p->ends ? print_documents(p, file, err) : print_tokens(p, file, 0, file->count, err);
 }
 
@@ -131,9 +126,8 @@ static int print_files(const char *folder, const char *first, Printer *p, bool a
     if (all) path = path_text("%s/train-%05d.bin", folder, i);
     if (i > 0 && (!all || !path_exists(path.text))) break;
     TokenFile file;
-    TokenFacts facts;
     if (tokens_open(&file, path.text, err) != 0) return -1;
-    const int status = tokens_check(&file, &facts, err) == 0 ? print_file(p, &file, err) : -1;
+    const int status = tokens_check(&file, err) == 0 ? print_file(p, &file, err) : -1;
     tokens_close(&file);
     if (status != 0) return -1;
   }

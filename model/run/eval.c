@@ -78,7 +78,7 @@ static int encode_text(Evaluation *e, const char *path, const char *text, size_t
     return -1;
   if (end != NO_TOKEN && ids->ids[ids->count - 1] != end) token_ids_push(ids, end);
   e->text = (TokenFile){.fd = -1,
-                        .memory = (const unsigned char *)ids->ids,
+                        .memory = ids->ids,
                         .path = xstrdup(path),
                         .count = ids->count,
                         .token_bytes = sizeof *ids->ids};

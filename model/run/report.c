@@ -295,7 +295,7 @@ static bool is_chat(const Run *run) {
   Error ignored;
   bool masked = false;
   for (int i = 0; i < run->inputs.train->file_count; i++)
-    masked |= run->inputs.train->files[i].documents.masked;
+    masked |= run->inputs.train->files[i].documents.mask != NULL;
   return masked && run->inputs.tokenizer &&
          template_choose(run->inputs.tokenizer, NULL, "", &ignored);
 }

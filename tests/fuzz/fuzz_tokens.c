@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "data/tokens.h"
+#include "tests/fuzz/folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
@@ -13,7 +14,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   enum { VOCAB = 258 };
   Error err = {""};
   TokenFile file;
-  if (tokens_parse(&file, "fuzzed", bytes, size, &err) != 0) {
+  fuzz_write("fuzzed.bin", bytes, size);
+  if (tokens_open(&file, path_text("%s/fuzzed.bin", fuzz_folder()).text, &err) != 0) {
     assert(err.text[0] != '\0' && file.path == NULL && file.count == 0);
     return 0;
   }
@@ -23,11 +25,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   bool in_range = true;
   for (int64_t i = 0; i < file.count; i++) in_range &= tokens[i] >= 0 && tokens[i] < VOCAB;
   const size_t held = size - TOKENS_HEADER_BYTES;
-  const bool whole = file.tokenizer == 0 || XXH3_64bits(file.memory, held) == file.checksum;
-  TokenFacts facts;
-  const int status = tokens_check(&file, &facts, &err);
-  assert((status == 0) == (whole && facts.largest < TOKENS_MOST_IDS));
-  if (whole) assert((facts.largest < VOCAB) == in_range);
+  const bool whole =
+      file.tokenizer == 0 || XXH3_64bits(bytes + TOKENS_HEADER_BYTES, held) == file.checksum;
+  const int status = tokens_check(&file, &err);
+  assert((status == 0) == (whole && file.documents.facts.largest < TOKENS_MOST_IDS));
+  if (whole) assert((file.documents.facts.largest < VOCAB) == in_range);
   assert((tokens_read(&file, 0, file.count, VOCAB, tokens, &err) == 0) == in_range);
   if (file.count > 0) {
     int32_t last;

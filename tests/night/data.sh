@@ -12,7 +12,7 @@ prepare_run 3000
 common=(train.steps=600 train.eval_interval=100 train.save_interval=150 train.batch_size=8 data.shuffle=true
   train.keep_checkpoints=2)
 
-# ---- Datasets: with block sums; with a mask, too; without NAME.docs; files of others
+# ---- Datasets: with checksums of blocks; with a mask, too; without NAME.docs; files of others
 mkdir "$folder/kept"
 awk 'BEGIN { for (i = 0; i < 900; i++)
   printf "{\"messages\": [{\"role\": \"user\", \"content\": \"what is %d\"}, {\"role\": \"assistant\", \"content\": \"%d is %d and a number\"}]}\n", i, i, i * 7 }' \

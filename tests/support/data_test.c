@@ -25,15 +25,11 @@ void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_
 void write_documents(DocumentsWriter *w, const char *token_path) {
   Error err;
   TokenFile file;
-  TokenFacts facts;
   const int name = (int)strlen(token_path) - (name_ends_with(token_path, ".bin") ? 4 : 0);
   unlink(path_text("%.*s.docs", name, token_path).text);
-  if (tokens_open(&file, token_path, &err) != 0 || tokens_check(&file, &facts, &err) != 0)
-    fail_msg("%s", err.text);
-  const BlockSums sums = {.sums = file.documents.token_sums,
-                          .count = token_blocks(file.count),
-                          .whole = facts.checksum};
-  must(documents_write(w, token_path, &sums, facts.largest, &err), &err);
+  must(tokens_open(&file, token_path, &err), &err);
+  must(tokens_check(&file, &err), &err);
+  must(documents_write(w, token_path, &file.documents.facts, &err), &err);
   tokens_close(&file);
   documents_writer_free(w);
 }

@@ -118,15 +118,18 @@ TEST(a_batch_has_what_was_checked_or_there_is_an_error) {
   }
 }
 
-TEST(a_mask_that_was_changed_is_never_used) {
+// It is in memory since the loader was opened.
+TEST(a_mask_that_is_changed_later_is_never_used) {
   const PathText docs = path_text("%s/data.docs", (char *)*state);
   write_dataset(*state, MASKED);
   EpochTokens *e = read_epoch(*state, MASKED);
   const int64_t mask = DOCUMENTS_HEADER_BYTES + COUNT / LENGTH * 4;
-  assert_true(found_after(*state, MASKED, e, 5, docs.text, mask + 1234, 0x55));
+  assert_false(found_after(*state, MASKED, e, 5, docs.text, mask + 1234, 0x55));
+  assert_null(try_open(*state, "data.bin", (LoaderConfig){.batch = B, .seq = T}, &err));
+  assert_says(&err, "data.docs' is damaged");
 }
 
-// With block sums this is found where it is read; the others are read whole at the start.
+// With checksums of the blocks this is found where it is read; others are read whole at the start.
 TEST(what_was_damaged_before_is_found) {
   const PathText path = write_dataset(*state, BLOCKS);
   EpochTokens *e = read_epoch(*state, BLOCKS);

@@ -78,9 +78,8 @@ static int64_t text_of_part(const Test *t, const char *name, const char *when) {
     if (!path_exists(path.text)) break;
     TokenFile file;
     Error err;
-    TokenFacts facts;
-    if (tokens_open(&file, path.text, &err) != 0 || tokens_check(&file, &facts, &err) != 0 ||
-        facts.largest >= BYTE_VOCAB)
+    if (tokens_open(&file, path.text, &err) != 0 || tokens_check(&file, &err) != 0 ||
+        file.documents.facts.largest >= BYTE_VOCAB)
       fail_msg("%s: %s", when, err.text);
     if (!file.documents.path) fail_msg("%s: the documents of %s are missing", when, path.text);
     tokens += file.count;

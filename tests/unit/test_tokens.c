@@ -1,5 +1,7 @@
 // Token files: what is written is read back, and every fault of a header is named.
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "data/tokens.h"
 #include "tests/support/data_test.h"
@@ -21,9 +23,8 @@ static void check_round_trip(const char *folder, int64_t vocab, int token_bytes)
   struct stat st;
   assert_int_equal(stat(path, &st), 0);
   assert_int_equal(st.st_size, 1024 + (size_t)COUNT * (size_t)token_bytes);
-  TokenFacts facts;
-  must(tokens_check(&file, &facts, &err), &err);
-  assert_int_equal(facts.largest, vocab - 1);
+  must(tokens_check(&file, &err), &err);
+  assert_int_equal(file.documents.facts.largest, vocab - 1);
   must(tokens_read(&file, 0, COUNT, vocab, back, &err), &err);
   assert_memory_equal(tokens, back, COUNT * sizeof *tokens);
   must(tokens_read(&file, COUNT - 2, 2, vocab, back, &err), &err);
@@ -46,9 +47,8 @@ TEST(a_file_of_no_tokens_is_valid) {
   TokenFile file;
   must(tokens_open(&file, path, &err), &err);
   assert_int_equal(file.count, 0);
-  TokenFacts facts;
-  must(tokens_check(&file, &facts, &err), &err);
-  assert_int_equal(facts.largest, 0);
+  must(tokens_check(&file, &err), &err);
+  assert_int_equal(file.documents.facts.largest, 0);
   tokens_close(&file);
 }
 
@@ -73,47 +73,50 @@ TEST(the_header_is_that_of_llm_c) {
 }
 
 // A file of 8 tokens whose header is {magic, version, count}, `size` bytes of it in all.
-static void refused(int32_t magic, int32_t version, int32_t count, size_t size, const char *why) {
+static void refused(const char *folder, int32_t magic, int32_t version, int32_t count, size_t size,
+                    const char *why) {
+  const PathText path = path_text("%s/faulty.bin", folder);
   unsigned char bytes[2048] = {0};
   const int32_t header[3] = {magic, version, count};
   memcpy(bytes, header, sizeof header);
   Error err;
   TokenFile file;
-  expect_error(tokens_parse(&file, "faulty.bin", bytes, size, &err), &err, "'faulty.bin'");
+  must(file_write(path.text, bytes, size, &err), &err);
+  expect_error(tokens_open(&file, path.text, &err), &err, "faulty.bin'");
   assert_says(&err, why);
   assert_null(file.path);
 }
 
 TEST(a_wrong_magic_number_is_refused) {
-  refused(20240521, 1, 8, 1024 + 16, "its first number is 20240521");
-  refused(0, 0, 0, 1024, "its first number is 0");
+  refused(*state, 20240521, 1, 8, 1024 + 16, "its first number is 20240521");
+  refused(*state, 0, 0, 0, 1024, "its first number is 0");
 }
 
 TEST(a_wrong_version_is_refused) {
-  refused(20240520, 2, 8, 1024 + 16, "version 2, but only version 1");
-  refused(20240520, 7, 8, 1024 + 16, "version 7, but only version 1");
-  refused(20240801, 1, 8, 1024 + 32, "version 1, but only version 7");
+  refused(*state, 20240520, 2, 8, 1024 + 16, "version 2, but only version 1");
+  refused(*state, 20240520, 7, 8, 1024 + 16, "version 7, but only version 1");
+  refused(*state, 20240801, 1, 8, 1024 + 32, "version 1, but only version 7");
 }
 
 TEST(a_negative_count_is_refused) {
-  refused(20240520, 1, -1, 1024 + 16, "number of tokens is -1");
-  refused(20240801, 7, INT32_MIN, 1024, "number of tokens is -2147483648");
+  refused(*state, 20240520, 1, -1, 1024 + 16, "number of tokens is -1");
+  refused(*state, 20240801, 7, INT32_MIN, 1024, "number of tokens is -2147483648");
 }
 
 TEST(a_truncated_header_is_refused) {
-  refused(20240520, 1, 0, 1023, "it has 1023 bytes, less than the header's 1024");
-  refused(20240520, 1, 0, 0, "it has 0 bytes");
+  refused(*state, 20240520, 1, 0, 1023, "it has 1023 bytes, less than the header's 1024");
+  refused(*state, 20240520, 1, 0, 0, "it has 0 bytes");
 }
 
 TEST(a_truncated_file_is_refused) {
-  refused(20240520, 1, 8, 1024 + 15, "is cut short: its header promises 8 tokens");
-  refused(20240801, 7, 8, 1024 + 16, "which make 1056 bytes, but it has 1040");
-  refused(20240801, 7, INT32_MAX, 1024 + 16, "which make 8589935612 bytes");
+  refused(*state, 20240520, 1, 8, 1024 + 15, "is cut short: its header promises 8 tokens");
+  refused(*state, 20240801, 7, 8, 1024 + 16, "which make 1056 bytes, but it has 1040");
+  refused(*state, 20240801, 7, INT32_MAX, 1024 + 16, "which make 8589935612 bytes");
 }
 
 TEST(a_file_too_long_is_refused) {
-  refused(20240520, 1, 8, 1024 + 17, "is too long: its header promises 8 tokens");
-  refused(20240520, 1, 0, 1026, "is too long");
+  refused(*state, 20240520, 1, 8, 1024 + 17, "is too long: its header promises 8 tokens");
+  refused(*state, 20240520, 1, 0, 1026, "is too long");
 }
 
 TEST(a_missing_file_and_a_folder_are_refused) {
@@ -133,11 +136,10 @@ static void check_bad_id(const char *folder, int64_t writer_vocab, int32_t bad) 
   write_tokens(path, tokens, COUNT, writer_vocab);
   Error err = {""};
   TokenFile file;
-  TokenFacts facts;
   must(tokens_open(&file, path, &err), &err);
   const bool none_has_it = (uint32_t)bad >= TOKENS_MOST_IDS;
-  assert_int_equal(tokens_check(&file, &facts, &err), none_has_it ? -1 : 0);
-  assert_true(facts.largest == (uint32_t)bad);
+  assert_int_equal(tokens_check(&file, &err), none_has_it ? -1 : 0);
+  assert_true(file.documents.facts.largest == (uint32_t)bad);
   char *says = held_text("'%s' has the token id %u", path, (uint32_t)bad);
   if (none_has_it) assert_says(&err, says);
   const int64_t first = AT - 20000, length = 30000;
@@ -192,11 +194,11 @@ TEST(a_marked_file_says_who_made_it_and_what_it_holds) {
     must(file_read_at(file.fd, path, 12, held, sizeof held, &err), &err);
     assert_memory_equal(held, mark, sizeof mark);
     assert_true(file.tokenizer == 0x1122334455667788);
-    assert_true(file.checksum == w.sums.whole);
+    assert_true(file.checksum == w.facts.checksum);
     if (pieces == 0) assert_true(file.checksum == 0x2d06800538d394c2);
-    TokenFacts facts;
-    must(tokens_check(&file, &facts, &err), &err);
-    assert_true(facts.checksum == file.checksum && facts.largest == w.largest);
+    must(tokens_check(&file, &err), &err);
+    assert_true(file.documents.facts.checksum == file.checksum &&
+                file.documents.facts.largest == w.facts.largest);
     tokens_close(&file);
     token_writer_close(&w);
   }
@@ -211,25 +213,27 @@ TEST(a_flipped_bit_of_a_marked_file_is_found) {
   must(token_writer_append(&w, tokens, 1000, &err), &err);
   must(token_writer_finish(&w, &err), &err);
   token_writer_close(&w);
-  size_t bytes;
-  char *data = file_text(path, &bytes);
-  for (size_t at = 1024; at < bytes; at += 997) {
+  const int fd = open(path, O_RDWR);
+  for (off_t at = 1024; at < 1024 + 4000; at += 997) {
     TokenFile file;
-    TokenFacts facts;
-    data[at] ^= 1;
-    must(tokens_parse(&file, path, (unsigned char *)data, bytes, &err), &err);
-    expect_error(tokens_check(&file, &facts, &err), &err, "flipped.bin' is damaged");
-    data[at] ^= 1;
-    must(tokens_check(&file, &facts, &err), &err);
+    uint8_t byte;
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    const uint8_t flipped = byte ^ 1;
+    assert_int_equal(pwrite(fd, &flipped, 1, at), 1);
+    must(tokens_open(&file, path, &err), &err);
+    expect_error(tokens_check(&file, &err), &err, "flipped.bin' is damaged");
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    must(tokens_check(&file, &err), &err);
     // From now on it is compared as it is read.
-    const int64_t token = ((int64_t)at - 1024) / 4;
-    data[at] ^= 1;
+    const int64_t token = (at - 1024) / 4;
+    assert_int_equal(pwrite(fd, &flipped, 1, at), 1);
     expect_error(tokens_read(&file, token, 1, 0, tokens, &err), &err,
                  "flipped.bin' was changed while it was in use, or is damaged: bytes 1024 to");
-    data[at] ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
     must(tokens_read(&file, token, 1, 0, tokens, &err), &err);
     tokens_close(&file);
   }
+  close(fd);
 }
 
 TEST_GROUP(make_folder, NULL);
