@@ -10,13 +10,80 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/minmax.h"
 #include "base/os.h"
 #include "base/rng.h"
+
+// ---- The order of windows
+
+// A Feistel network is a bijection for any round function (Luby & Rackoff, SIAM J. Comput. 1988).
+// Its domain is the power of 4 at or above n; positions that land outside [0, n) are mapped again
+// until they land inside (cycle walking: Black & Rogaway, CT-RSA 2002), fewer than 4 times on
+// average.
+uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
+  assert(i < n);
+  enum { ROUNDS = 8 };
+  int half = 1; // bits
+  while (half < 32 && (n - 1) >> (2 * half)) half++;
+  const uint64_t mask = ((uint64_t)1 << half) - 1;
+  do {
+    uint64_t left = i >> half, right = i & mask;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+      const uint64_t mixed = left ^ (rng_u64(key + round, right) & mask);
+      left = right;
+      right = mixed;
+    }
+    i = left << half | right;
+  } while (i >= n);
+  return i;
+}
+
+// The file f with first_window[f] <= window < first_window[f + 1], by bisection.
+static int file_of_window(const Source *s, int64_t window) {
+  int low = 0, high = s->file_count;
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    if (s->first_window[middle] <= window)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// How far the windows of file f are shifted in this epoch, in [0, T) as far as the file allows.
+static int64_t file_offset(const LoaderConfig *c, const Source *s, int f, uint64_t epoch) {
+  if (!c->shuffle) return 0;
+  const int64_t windows = s->first_window[f + 1] - s->first_window[f];
+  const int64_t slack = s->files[f].count - 1 - windows * c->seq;
+  const int64_t most = min_i64(slack, c->seq - 1);
+  const uint64_t key = rng_key(c->seed, "data.offset");
+  const uint64_t draw = rng_u64(rng_u64(key, epoch), (uint64_t)f);
+  return (int64_t)(draw % ((uint64_t)most + 1));
+}
+
+WindowPiece loader_piece(const Loader *loader, const Source *s, uint64_t position, int64_t i) {
+  const LoaderConfig *c = &loader->config;
+  const uint64_t windows = (uint64_t)s->windows, epoch = position / windows;
+  const Packing *p = &s->packing;
+  uint64_t window = position % windows;
+  if (c->shuffle) window = permute(window, windows, rng_u64(rng_key(c->seed, "data.order"), epoch));
+  if (loader->kind == WINDOWS_PACKED) {
+    const uint32_t *begin = p->begin + window;
+    return i < begin[1] - begin[0] ? p->pieces[p->list[begin[0] + i]] : (WindowPiece){0};
+  }
+  if (i > 0) return (WindowPiece){0};
+  if (loader->kind == WINDOWS_ALONE) return p->pieces[window];
+  const int f = file_of_window(s, (int64_t)window);
+  const int64_t first =
+      file_offset(c, s, f, epoch) + ((int64_t)window - s->first_window[f]) * c->seq;
+  return (WindowPiece){(uint32_t)f, (uint32_t)first, (uint32_t)c->seq};
+}
 
 // ---- Reading windows
 
 bool loader_packs(const Loader *loader) {
-  return loader->apart && !loader->config.alone;
+  return loader->kind == WINDOWS_PACKED;
 }
 
 void loader_pad(const Loader *loader, Batch *batch, int64_t at, int64_t rows) {
@@ -47,7 +114,7 @@ static int read_window(const Loader *loader, const Source *source, uint64_t draw
                        Batch *batch, Error *err) {
   const int64_t end = (row + 1) * loader->config.seq;
   int64_t at = row * loader->config.seq, i = 0;
-  for (WindowPiece p; (p = source_piece(source, drawn, i)).rows > 0; i++, at += p.rows) {
+  for (WindowPiece p; (p = loader_piece(loader, source, drawn, i)).rows > 0; i++, at += p.rows) {
     if (read_piece(loader, source, p, at, batch, err) != 0) return -1;
     if (loader_packs(loader)) batch->lengths[batch->documents++] = (int32_t)p.rows;
   }
@@ -152,25 +219,25 @@ static int open_files(Loader *loader, const glob_t *found, Error *err) {
 }
 
 // Documents are apart where that is asked for and any file has their ends.
-static bool are_apart(const Loader *loader) {
-  bool ends = false;
-  for (int f = 0; f < loader->file_count; f++) ends |= loader->files[f].documents.count > 0;
-  return ends && loader->config.documents == DOCUMENTS_MASK;
-}
-
-static WindowKind choose_kind(const Loader *loader) {
-  bool masked = false;
-  for (int f = 0; f < loader->file_count; f++) masked |= loader->files[f].documents.mask != NULL;
-  if (loader_packs(loader)) return WINDOWS_PACKED;
-  return loader->apart || masked || loader->config.whole ? WINDOWS_ALONE : WINDOWS_JOINED;
+static void choose_kind(Loader *loader) {
+  const LoaderConfig *c = &loader->config;
+  bool ends = false, masked = false;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
+    ends |= f->documents.count > 0;
+    masked |= f->documents.mask != NULL;
+  }
+  loader->apart = ends && c->documents == DOCUMENTS_MASK;
+  loader->kind = loader->apart && !c->alone            ? WINDOWS_PACKED
+                 : loader->apart || masked || c->whole ? WINDOWS_ALONE
+                                                       : WINDOWS_JOINED;
 }
 
 // A window need not be longer than the longest file.
 static void shorten_windows(Loader *loader) {
   int64_t longest = 1;
   for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
-    if (f->count - 1 > longest) longest = f->count - 1;
-  if (longest < loader->config.seq) loader->config.seq = longest;
+    longest = max_i64(longest, f->count - 1);
+  loader->config.seq = min_i64(loader->config.seq, longest);
 }
 
 // Windows are drawn by their number, but shares are of tokens: a source whose windows have fewer
@@ -190,11 +257,10 @@ static void weigh_windows(Loader *loader) {
 }
 
 // Of windows that are pieces. weight: the source's share of the windows.
-static void add_packing(Epoch *e, const Source *s, double weight) {
+static void add_packing(Epoch *e, const Source *s, double T, double weight) {
   const Packing *p = &s->packing;
-  const double windows = (double)(s->windows > 0 ? s->windows : 1), T = (double)s->T;
-  const int64_t most = p->most + (p->padded > 0);
-  if (most > e->most_documents) e->most_documents = most;
+  const double windows = (double)(s->windows > 0 ? s->windows : 1);
+  e->most_documents = max_i64(e->most_documents, p->most + (p->padded > 0));
   e->mean_documents += weight * (double)(p->count + p->padded) / windows;
   e->documents += p->documents;
   e->cut += p->cut;
@@ -211,30 +277,66 @@ static void describe_epoch(Loader *loader) {
     e->counted += s->counted;
     loader->fingerprint =
         loader->source_count == 1 ? s->fingerprint : rng_u64(loader->fingerprint, s->fingerprint);
-    if (s->kind != WINDOWS_JOINED) add_packing(e, s, loader->weights[i]);
+    if (loader->kind != WINDOWS_JOINED)
+      add_packing(e, s, (double)loader->config.seq, loader->weights[i]);
   }
   if (!loader_packs(loader)) e->mean_documents = (double)(e->most_documents = 1);
 }
 
+static int read_fingerprint(const Loader *loader, Source *s, Error *err) {
+  for (const TokenFile *f = s->files; f < s->files + s->file_count; f++) {
+    uint64_t content;
+    if (tokens_fingerprint(f, &content, err) != 0) return -1;
+    s->fingerprint = rng_u64(s->fingerprint, content);
+    // Joined windows without a mask are those of files whose ends are not known.
+    if (f->documents.path && (loader->kind != WINDOWS_JOINED || f->documents.mask))
+      s->fingerprint = rng_u64(s->fingerprint, f->documents.content);
+  }
+  return 0;
+}
+
+static void count_joined(Source *s, int64_t T, bool shuffle) {
+  s->first_window = xcalloc((size_t)s->file_count + 1, sizeof *s->first_window);
+  for (int f = 0; f < s->file_count; f++) {
+    // One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
+    const int64_t count = s->files[f].count, fit = count > 0 ? (count - 1) / T : 0;
+    s->windows += shuffle && fit >= 2 ? fit - 1 : fit;
+    s->first_window[f + 1] = s->windows;
+  }
+  s->targets = s->counted = s->windows * T;
+}
+
+static int open_source(const Loader *loader, Source *s, Error *err) {
+  const int64_t T = loader->config.seq;
+  for (int f = 0; f < s->file_count; f++) s->tokens += s->files[f].count;
+  if (read_fingerprint(loader, s, err) != 0) return -1;
+  if (loader->kind == WINDOWS_JOINED) {
+    count_joined(s, T, loader->config.shuffle);
+    return 0;
+  }
+  if (pack(&s->packing, s->files, s->file_count, T, !loader->apart, loader->kind == WINDOWS_ALONE,
+           err) != 0)
+    return -1;
+  s->windows = s->packing.windows;
+  s->targets = s->packing.rows + s->packing.left_out;
+  s->counted = s->packing.counted;
+  return 0;
+}
+
 static int open_sources(Loader *loader, Error *err) {
   LoaderConfig *c = &loader->config;
+  int64_t *longest = &loader->epoch.longest;
   const TokenFile *file = loader->files;
-  loader->apart = are_apart(loader);
-  const WindowKind kind = choose_kind(loader);
+  choose_kind(loader);
   if (c->whole) shorten_windows(loader);
   for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
     s->files = file;
     file += s->file_count;
-    s->T = c->seq;
-    s->seed = c->seed;
-    s->shuffle = c->shuffle;
-    s->kind = kind;
-    if (source_open(s, !loader->apart, err) != 0) return -1;
-    if (s->packing.longest > loader->epoch.longest) loader->epoch.longest = s->packing.longest;
+    if (open_source(loader, s, err) != 0) return -1;
+    *longest = max_i64(*longest, s->packing.longest);
   }
-  if (kind == WINDOWS_JOINED) loader->epoch.longest = c->seq;
-  if (c->whole && kind == WINDOWS_ALONE && loader->epoch.longest > 0)
-    c->seq = loader->epoch.longest;
+  if (loader->kind == WINDOWS_JOINED) *longest = c->seq;
+  if (c->whole && loader->kind == WINDOWS_ALONE && *longest > 0) c->seq = *longest;
   describe_epoch(loader);
   return 0;
 }
@@ -318,7 +420,7 @@ static int check_size(const Loader *loader, Error *err) {
   if (e->windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
   // The smallest file with enough joined windows.
   const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
-  if (loader->sources[0].kind == WINDOWS_JOINED)
+  if (loader->kind == WINDOWS_JOINED)
     return error_set(err,
                      "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64
                      ", but a batch of %" PRId64 " needs at least %" PRId64
@@ -343,7 +445,12 @@ static int check_size(const Loader *loader, Error *err) {
 
 static void close_sources(Loader *loader) {
   for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
-  for (int i = 0; i < loader->source_count; i++) source_close(&loader->sources[i]);
+  for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+    packing_free(&s->packing);
+    free(s->first_window);
+    free(s->name);
+    *s = (Source){0};
+  }
   free(loader->files);
   loader->files = NULL;
   loader->epoch.tokens = loader->file_count = loader->source_count = 0;

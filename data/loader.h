@@ -1,4 +1,14 @@
-// Batches of windows from token files (data/source.h), of one source or of several, mixed.
+// Batches of windows from token files, of one source or of several, mixed. A window is T rows: inputs
+// and, shifted by one, targets.
+//
+// Joined: T + 1 tokens that follow one another in a file, wherever documents end. Windows of one
+// file do not overlap in their inputs; files are not joined. Packed: pieces of documents
+// (data/pack.h). Alone: one such piece, then padding. Packed windows and those of pieces alone are
+// the same in each epoch, and each has a token that counts.
+//
+// With `shuffle` epoch e of a source visits every window once, in the order of a pseudo-random
+// permutation keyed by (seed, e); joined windows of each file are shifted by a random offset of the
+// epoch. Both are pure functions of the position = windows drawn so far. Else: as they lie.
 //
 // The next windows follow from the windows drawn so far, in all and of each source. So resuming
 // means setting Loader.drawn.
@@ -6,7 +16,7 @@
 #include <stdbool.h>
 #include "data/batch.h"
 #include "data/mixture.h"
-#include "data/source.h"
+#include "data/pack.h"
 #include "data/tokens.h"
 
 typedef struct LoaderConfig {
@@ -25,6 +35,20 @@ typedef struct LoaderConfig {
   bool whole; // every token that counts is a target once: windows reach to the files' ends. If all
               // pieces are shorter than seq, seq becomes the rows of the longest
 } LoaderConfig;
+
+typedef enum WindowKind { WINDOWS_JOINED, WINDOWS_PACKED, WINDOWS_ALONE } WindowKind;
+
+typedef struct Source {
+  char *name;             // for people: its paths, owned
+  double share;           // of the tokens that count; the shares of all sources add up to 1
+  const TokenFile *files; // [file_count], of the loader
+  int file_count;
+  int64_t tokens, windows;  // in all files; an epoch
+  int64_t targets, counted; // an epoch: tokens that have others before them, those that count
+  int64_t *first_window;    // joined: [file_count + 1] windows in the files before each
+  Packing packing;          // packed and alone
+  uint64_t fingerprint;     // of all files, in their order: what they hold, not where they are
+} Source;
 
 // What an epoch of each source holds.
 typedef struct Epoch {
@@ -46,6 +70,7 @@ typedef struct Loader {
   int source_count;
   double weights[MOST_SOURCES]; // the sources' shares of the windows; their sum is 1
   bool apart;                   // no document sees another
+  WindowKind kind;
   Draws drawn;
   Epoch epoch;
   uint64_t fingerprint; // of all files, in their order: what they hold, not where they are
@@ -77,7 +102,13 @@ int loader_next(Loader *loader, Batch *batch, Error *err);
 // Of a loader with one source: the window behind `drawn` others, as window `row` of the batch. The
 // windows of a batch come in their order, after batch_clear.
 int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err);
+// Piece i of the window at that position of a source. rows = 0: it has fewer. The rest of the window
+// is padding.
+WindowPiece loader_piece(const Loader *loader, const Source *source, uint64_t position, int64_t i);
 // Windows hold several documents, and batches have lengths.
 bool loader_packs(const Loader *loader);
 // Rows [at, at + rows) of a batch become padding.
 void loader_pad(const Loader *loader, Batch *batch, int64_t at, int64_t rows);
+
+// Bijection of [0, n): where position i goes in the order of `key`. Exposed for tests.
+uint64_t permute(uint64_t i, uint64_t n, uint64_t key);

@@ -200,7 +200,7 @@ static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
   if (*e->stop)
     return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done, (long long)all);
   if (isfinite(e->nats)) return 0;
-  const WindowPiece piece = source_piece(e->loader->sources, (uint64_t)first, 0);
+  const WindowPiece piece = loader_piece(e->loader, e->loader->sources, (uint64_t)first, 0);
   return error_set(err,
                    "the loss is not finite in a batch that begins at token %lld of '%s': the "
                    "model's weights are damaged, or it has diverged in training",
