@@ -142,16 +142,12 @@ int loader_next(Loader *loader, Batch *batch, Error *err) {
 
 // ---- Finding and opening files
 
-static bool is_special(char c) {
-  return c == '*' || c == '?' || c == '[' || c == ']' || c == '\\';
-}
-
 // A glob that matches this path alone.
 static PathText glob_literal(const char *path) {
   PathText escaped = {""};
   size_t n = 0;
   for (; *path && n + 2 < sizeof escaped.text; path++) {
-    if (is_special(*path)) escaped.text[n++] = '\\';
+    if (strchr("*?[]\\", *path)) escaped.text[n++] = '\\';
     escaped.text[n++] = *path;
   }
   escaped.text[n] = '\0';
@@ -343,26 +339,21 @@ static int open_sources(Loader *loader, Error *err) {
 
 // ---- The check of all tokens
 
-static void tell_of_reading(const TokenFile *file, uint64_t bytes) {
-  fprintf(stderr,
-          "each start reads %s of token files whole, such as '%s': they have no checksums of their "
-          "blocks; the datasets of ./prepare --out FOLDER have them\n",
-          size_text(bytes).text, file->path);
-}
-
-// Before the first of a GB of files that are read whole, or once that took a second.
+// A line says so before the first of a GB of files that are read whole, or once that took a second.
 static int check_files(Loader *loader, Error *err) {
   enum { MUCH = 1 << 30 };
   const double start = now_ms();
-  uint64_t bytes = 0;
-  bool told = false;
+  size_t bytes = 0; // of files that are read whole; 0: the line was printed
   for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
-    if (!f->documents.facts.sums) bytes += (uint64_t)(f->count * f->token_bytes);
+    if (!f->documents.facts.sums) bytes += (size_t)(f->count * f->token_bytes);
   for (TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
-    const bool whole = !f->documents.facts.sums;
-    if (whole && !told && (bytes > MUCH || now_ms() - start > 1000)) {
-      tell_of_reading(f, bytes);
-      told = true;
+    const bool whole = !f->documents.facts.sums && bytes > 0;
+    if (whole && (bytes > MUCH || now_ms() - start > 1000)) {
+      fprintf(stderr,
+              "each start reads %s of token files whole, such as '%s': they have no checksums of "
+              "their blocks; the datasets of ./prepare --out FOLDER have them\n",
+              size_text(bytes).text, f->path);
+      bytes = 0;
     }
     if (tokens_check(f, err) != 0) return -1;
     if (f->tokenizer == 0)
@@ -401,46 +392,38 @@ const TokenFile *loader_common(const Loader *loader, const Loader *other) {
   return NULL;
 }
 
-static int check_sources(const Loader *loader, Error *err) {
-  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++)
-    if (s->windows == 0 && s->targets > 0)
-      return error_set(err, "'%s' has no token that counts as a target: leave it out", s->name);
-    else if (s->windows == 0)
-      return error_set(err,
-                       "'%s' has no sequence of %" PRId64 " tokens: leave it out, or lower "
-                       "train.sequence_length",
-                       s->name, loader->config.seq);
-  return 0;
+static int check_source(const Loader *loader, const Source *s, Error *err) {
+  if (s->windows > 0) return 0;
+  if (s->targets > 0)
+    return error_set(err,
+                     "'%s' has no token that counts as a target: its mask leaves out all %" PRId64
+                     " tokens; leave it out, or make it again with text that is to be learned",
+                     s->name, s->tokens);
+  if (loader->kind != WINDOWS_JOINED)
+    return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
+                     s->name);
+  if (loader->source_count == 1) return 0;
+  return error_set(err,
+                   "'%s' has no sequence of %" PRId64 " tokens: leave it out, or lower "
+                   "train.sequence_length",
+                   s->name, loader->config.seq);
 }
 
 static int check_size(const Loader *loader, Error *err) {
   const Epoch *e = &loader->epoch;
   const int64_t B = loader->config.batch, T = loader->config.seq;
-  const char *pattern = loader->config.pattern, *s = e->windows == 1 ? "" : "s";
-  if (e->windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
-  // The smallest file with enough joined windows.
-  const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
-  if (loader->kind == WINDOWS_JOINED)
-    return error_set(err,
-                     "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64
-                     ", but a batch of %" PRId64 " needs at least %" PRId64
-                     " tokens in one file: add text, or lower %strain.sequence_length",
-                     pattern, e->tokens, e->tokens == 1 ? "" : "s", loader->file_count,
-                     loader->file_count == 1 ? "" : "s", e->windows, s, T, B, needed,
-                     B > 1 ? "train.batch_size or " : "");
-  if (e->targets == 0)
-    return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
-                     pattern);
-  if (e->windows == 0)
-    return error_set(err,
-                     "'%s' has no token that counts as a target: its mask leaves out all %" PRId64
-                     " tokens; make it again with text that is to be learned",
-                     pattern, e->tokens);
-  return error_set(err,
-                   "'%s' fills %" PRId64 " sequence%s of %" PRId64
-                   " tokens, but a batch needs %" PRId64
-                   ": add text, or lower train.batch_size or train.sequence_length",
-                   pattern, e->windows, s, T, B);
+  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++)
+    if (check_source(loader, s, err) != 0) return -1;
+  if (e->windows >= B) return 0;
+  error_set(err,
+            "'%s' has %" PRId64 " tokens, which make %" PRId64 " of the %" PRId64
+            " sequences of %" PRId64 " that a batch needs",
+            loader->config.pattern, e->tokens, e->windows, B, T);
+  if (loader->kind == WINDOWS_JOINED) // the smallest file with enough windows
+    error_append(err, ", at least %" PRId64 " tokens in one file",
+                 (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1);
+  return error_append(err, ": add text, or lower %strain.sequence_length",
+                      B > 1 ? "train.batch_size or " : "");
 }
 
 static void close_sources(Loader *loader) {

@@ -93,7 +93,7 @@ again bf16 single train.batch_size=8 "data.val=$folder/single.bin"
 check a_single_window_is_enough "$(cat "$folder/said")" near "$(value loss val single)" \
   "$(evaluated loss "$folder/bf16/step-00000040" "$folder/single.bin" 32)" 2e-6
 token_slice "$folder/small.bin" 32 >"$folder/short.bin"
-refuses less_is_refused "has 32 tokens in 1 file, 0 sequences of 32, but a batch of 1 needs at least 33 tokens in one file" \
+refuses less_is_refused "has 32 tokens, which make 0 of the 1 sequences of 32 that a batch needs, at least 33 tokens in one file" \
   "$config" "data.val=$folder/short.bin"
 again bf16 batch train.batch_size=8 train.eval_batches=1 "data.val=$folder/small.bin"
 check one_batch_says_nothing_of_its_error "$(cat "$folder/said")" test "$(value stderr val batch)" = null

@@ -245,7 +245,7 @@ static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, 
   Error err;
   write_count(folder, "least.bin", 0, least - 1);
   assert_null(try_open(folder, "least.bin", config, &err));
-  char *needs = held_text("needs at least %d tokens in one file", least);
+  char *needs = held_text("at least %d tokens in one file", least);
   char *has = held_text("has %d token", least - 1);
   assert_int_equal(strstr(err.text, "train.batch_size") != NULL, B > 1);
   assert_says(&err, needs);
