@@ -8,8 +8,8 @@
 // (huggingface/safetensors). The reader accepts a file only if the header is at most 16 MB (the
 // format's limit is 100, but the largest models have some 100 kB) and inside the file, names are
 // unique, ranges are contiguous from 0 in offset order and end exactly at the end of the file, and
-// each range equals its shape times its dtype, all without overflow. Nothing here aborts on bad
-// input.
+// each range equals its shape times its dtype, all without overflow. A whole number may be written
+// in any way that JSON has (1e3). Nothing here aborts on bad input.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -36,15 +36,14 @@ typedef struct SafeTensor {
   SafeDtype dtype;
   int rank;
   int64_t shape[SAFE_MAX_RANK];
-  uint64_t begin, end;       // bytes from the start of the data
-  const unsigned char *data; // its first byte; NULL in an open file
+  uint64_t begin, end; // bytes from the start of the data
 } SafeTensor;
 
 typedef struct SafeFile {
-  char *path;            // owned; NULL over a caller's memory
-  int fd;                // where there is a path
+  char *path; // owned
+  int fd;
   uint64_t bytes, start; // of the file; of the data in it
-  unsigned char *header; // owned: [start], as it was read once; NULL over a caller's memory
+  unsigned char *header; // owned: [start], as it was read once
   uint64_t *sums;        // owned: [safetensors_portions] XXH3-64s that were checked; NULL: none yet
   int64_t step;          // of training, where the metadata's "step" says so; else -1
   int count;
@@ -52,14 +51,11 @@ typedef struct SafeFile {
 } SafeFile;
 
 int safetensors_open(SafeFile *file, const char *path, Error *err);
-// The same over memory the caller keeps (for tests); `name` stands for the path in messages.
-int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
-                      Error *err);
 void safetensors_close(SafeFile *file);
 const SafeTensor *safetensors_find(const SafeFile *file, const char *name); // NULL if absent
 
-// The bytes of its data; an error if the shape is negative or they overflow 64 bits.
-int safetensors_bytes(const SafeTensor *t, uint64_t *bytes, Error *err);
+// The bytes of its data; UINT64_MAX where they overflow 64 bits.
+uint64_t safetensors_bytes(const SafeTensor *t);
 // "[2, 3]", for sentences.
 typedef struct ShapeText {
   char text[24 * SAFE_MAX_RANK];
@@ -80,9 +76,8 @@ static inline size_t safetensors_portions(const SafeFile *file) {
 // room[SAFE_PORTION + SAFE_SLACK]. -1 also where it differs from file->sums.
 int safetensors_read(const SafeFile *file, size_t portion, unsigned char *room, Error *err);
 
-// Writing: names, shapes and dtypes first (begin, end and data are not read), then the data of each
-// tensor, in the same order, in pieces. Names must be unique and free of quotes, backslashes and
-// control characters. Every file carries the metadata {"format": "pt"}, without which transformers
+// Writing: names, shapes and dtypes first (begin and end are not read), then all data of each
+// tensor, in the same order, in pieces. Names must be unique. Every file carries the metadata {"format": "pt"}, without which transformers
 // refuses to load it, and "step" where that is not negative. The first failure closes the writer
 // and leaves the partial file to the caller; later calls fail with the same error.
 typedef struct SafeWriter {
@@ -98,5 +93,4 @@ int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err
 // The same of `count` floats, as F32 or rounded to BF16 (to nearest, ties to even).
 int safetensors_append_f32(SafeWriter *w, SafeDtype dtype, const float *values, int64_t count,
                            Error *err);
-// An error if more or less data came than was announced.
 int safetensors_finish(SafeWriter *w, Error *err);

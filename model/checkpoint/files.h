@@ -102,4 +102,3 @@ int shards_plan(const TensorList *list, uint64_t most_bytes, int *first);
 PathText shard_name(int i, int count); // of the file; model.safetensors where there is one
 // The text of the index, in fresh memory.
 char *shards_json(const TensorList *list, const int *first, int count, int64_t step);
-uint64_t tensor_bytes(const SafeTensor *t);

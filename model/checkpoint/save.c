@@ -150,7 +150,7 @@ static uint64_t list_bytes(const Config *c, TensorSet set, SafeDtype dtype) {
   TensorList list;
   tensor_list_make(&list, &c->model, c->optimizer.kind == OPTIMIZER_MUON, set, dtype);
   uint64_t bytes = 0;
-  for (int i = 0; i < list.count; i++) bytes += tensor_bytes(&list.tensors[i]);
+  for (int i = 0; i < list.count; i++) bytes += safetensors_bytes(&list.tensors[i]);
   tensor_list_free(&list);
   return bytes;
 }

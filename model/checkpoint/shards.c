@@ -76,18 +76,11 @@ void shard_names_free(ShardNames *shards) {
 
 // ---- Writing
 
-uint64_t tensor_bytes(const SafeTensor *t) {
-  Error ignored; // of shapes that fit a model
-  uint64_t bytes = 0;
-  safetensors_bytes(t, &bytes, &ignored);
-  return bytes;
-}
-
 int shards_plan(const TensorList *list, uint64_t most_bytes, int *first) {
   int count = 0;
   uint64_t used = 0;
   for (int i = 0; i < list->count; i++) {
-    const uint64_t bytes = tensor_bytes(&list->tensors[i]);
+    const uint64_t bytes = safetensors_bytes(&list->tensors[i]);
     if (i == 0 || used + bytes > most_bytes) {
       first[count++] = i;
       used = 0;
@@ -114,7 +107,7 @@ char *shards_json(const TensorList *list, const int *first, int count, int64_t s
   for (int i = 0, shard = 0; i < list->count; i++) {
     if (i == first[shard + 1]) shard++;
     entries[i] = (Entry){list->tensors[i].name, shard};
-    total += tensor_bytes(&list->tensors[i]);
+    total += safetensors_bytes(&list->tensors[i]);
   }
   qsort(entries, (size_t)list->count, sizeof *entries, by_name);
   JsonWriter w = {.indent = 2};

@@ -82,9 +82,7 @@ static void write_file(const char *name, const SafeTensor *tensors, int count) {
   uint64_t at = (uint64_t)sprintf(json, "{"), data = 0;
   for (int i = 0; i < count; i++) {
     const SafeTensor *t = &tensors[i];
-    uint64_t bytes;
-    Error err;
-    assert(safetensors_bytes(t, &bytes, &err) == 0);
+    const uint64_t bytes = safetensors_bytes(t);
     at += (uint64_t)sprintf(json + at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%d", i ? "," : "",
                             t->name, dtypes[t->dtype], (int)t->shape[0]);
     if (t->rank == 2) at += (uint64_t)sprintf(json + at, ",%d", (int)t->shape[1]);

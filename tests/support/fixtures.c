@@ -44,16 +44,16 @@ static int64_t elements(const SafeTensor *t) {
 }
 
 // The whole tensor in fresh memory.
-static float *read_floats(const SafeTensor *t) {
+static float *read_floats(const SafeFile *file, const SafeTensor *t) {
   float *values = xmalloc((size_t)elements(t) * sizeof *values);
-  safe_floats(t, 0, elements(t), values);
+  safe_floats(file, t, 0, elements(t), values);
   return values;
 }
 
 static int32_t *read_ids(const SafeFile *file, const char *name) {
   const SafeTensor *t = find(file, name, "");
   assert_int_equal(t->dtype, SAFE_I32);
-  return (int32_t *)(void *)(uintptr_t)t->data;
+  return (int32_t *)(void *)(uintptr_t)safe_data(file, t);
 }
 
 // Whole windows where the fixture has no lengths.
@@ -248,7 +248,7 @@ void check_worst(const char *fixture, const char *what, Worst worst, double boun
 }
 
 void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, Worst *worst) {
-  float *want = read_floats(find(expected_in(rig, name), name, ""));
+  float *want = read_floats(expected_in(rig, name), find(expected_in(rig, name), name, ""));
   const double error = fabs(got - want[index]) / fabs(want[index]);
   worst_of(worst, isnan(error) ? INFINITY : error, name);
   free(want);
@@ -256,7 +256,7 @@ void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, W
 
 void worst_logits(const Rig *rig, const float *logits, Worst *worst) {
   const SafeTensor *t = find(&rig->expected, "logits", "");
-  float *want = read_floats(t);
+  float *want = read_floats(&rig->expected, t);
   assert_int_equal(elements(t), rig->tokens_count * rig->model.vocab_size);
   worst_of(worst, difference(rig, logits, want, elements(t)), "logits");
   free(want);
@@ -267,7 +267,7 @@ void worst_gradient(const Rig *rig, Worst *worst) {
     const HfTensor *t = &rig->hf[i];
     const SafeTensor *expected = find(&rig->expected, "grad.", t->name);
     assert_int_equal(elements(expected), t->rows * t->cols);
-    float *got = read_gradient(rig, t), *want = read_floats(expected);
+    float *got = read_gradient(rig, t), *want = read_floats(&rig->expected, expected);
     for (int64_t k = 0; k < t->rows * t->cols; k++) got[k] *= gradient_scale(rig);
     worst_of(worst, difference(rig, got, want, t->rows * t->cols), t->name);
     free(got);
@@ -278,8 +278,9 @@ void worst_gradient(const Rig *rig, Worst *worst) {
 static double update_difference(const Rig *rig, const HfTensor *t) {
   const int64_t count = t->rows * t->cols;
   float *got = read_weight(rig, t);
-  float *want = read_floats(find(expected_in(rig, "losses5"), "step5.", t->name));
-  float *start = read_floats(find(&rig->initial, "", t->name));
+  float *want = read_floats(expected_in(rig, "losses5"),
+                            find(expected_in(rig, "losses5"), "step5.", t->name));
+  float *start = read_floats(&rig->initial, find(&rig->initial, "", t->name));
   for (int64_t i = 0; i < count; i++) {
     got[i] -= start[i];
     want[i] -= start[i];

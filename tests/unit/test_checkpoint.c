@@ -126,7 +126,7 @@ TEST(weights_stand_in_hugging_faces_order) {
     param_init(c, 5, &list[i], 0, n, expected);
     const SafeTensor *found = safetensors_find(&file, list[i].name);
     if (!found) fail_msg("the file lacks %s", list[i].name);
-    assert_memory_equal(found->data, expected, (size_t)n * sizeof *expected);
+    assert_memory_equal(safe_data(&file, found), expected, (size_t)n * sizeof *expected);
   }
   safetensors_close(&file);
 }

@@ -44,7 +44,7 @@ TEST(a_bf16_value_is_the_nearest_one) {
   must(safetensors_append_f32(&w, SAFE_BF16, values, COUNT, &err), &err);
   must(safetensors_finish(&w, &err), &err);
   safe_open(&file, tiny_test_path(t, "x").text);
-  assert_memory_equal(file.tensors[0].data, expected, sizeof expected);
+  assert_memory_equal(safe_data(&file, file.tensors), expected, sizeof expected);
   safetensors_close(&file);
 }
 

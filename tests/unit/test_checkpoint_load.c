@@ -41,7 +41,7 @@ static Bag bag_read(const TinyTest *t, const char *name) {
   Bag bag = {0};
   safe_open(&file, tiny_test_path(t, name).text);
   for (const SafeTensor *s = file.tensors; s < file.tensors + file.count; s++)
-    if (s->dtype == SAFE_F32) bag_add(&bag, s->name, s, s->data);
+    if (s->dtype == SAFE_F32) bag_add(&bag, s->name, s, safe_data(&file, s));
   safetensors_close(&file);
   return bag;
 }

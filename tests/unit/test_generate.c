@@ -90,7 +90,7 @@ TEST(greedy_tokens_are_those_of_transformers) {
       float row[256], second = -INFINITY;
       int32_t best = 0, id;
       assert_true(V <= 256);
-      safe_floats(expected, m * V, V, row);
+      safe_floats(&rig.expected, expected, m * V, V, row);
       for (int32_t v = 1; v < V; v++)
         if (row[v] > row[best]) best = v;
       for (int32_t v = 0; v < V; v++)

@@ -101,14 +101,13 @@ static void write_logits(const Rig *rig, const char *path, const float *logits) 
   const size_t logits_bytes = (size_t)(rig->tokens_count * rig->model.vocab_size) * sizeof(float);
   char ids_name[] = "input_ids", logits_name[] = "logits";
   const SafeTensor tensors[] = {
-      {ids_name, SAFE_I32, 2, {ids->shape[0], ids->shape[1]}, 0, ids_bytes, NULL},
+      {ids_name, SAFE_I32, 2, {ids->shape[0], ids->shape[1]}, 0, ids_bytes},
       {logits_name,
        SAFE_F32,
        3,
        {ids->shape[0], ids->shape[1], rig->model.vocab_size},
        ids_bytes,
-       ids_bytes + logits_bytes,
-       NULL},
+       ids_bytes + logits_bytes},
   };
   SafeWriter writer;
   must(safetensors_create(&writer, path, -1, 2, tensors, &err), &err);
