@@ -22,10 +22,6 @@ static void list_free(FolderList *list) {
   *list = (FolderList){0};
 }
 
-static int by_name(const void *a, const void *b) {
-  return strcmp(((const FolderFile *)a)->name, ((const FolderFile *)b)->name);
-}
-
 static bool is_there(const char *path) {
   struct stat st;
   return lstat(path, &st) == 0;
@@ -36,49 +32,47 @@ static int open_folder(const char *path) {
   return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-static int list_entries(FolderList *list, DIR *dir) {
-  struct dirent *entry;
-  while (errno = 0, (entry = readdir(dir))) {
-    struct stat st;
-    const char *name = entry->d_name;
-    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, FOLDER_MARK) == 0)
-      continue;
-    if (fstatat(dirfd(dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno == ENOENT) continue; // it was removed just now
-      return -1;
-    }
-    char *copy = xstrdup(name); // first: it may not return
-    list->files = xrealloc(list->files, (list->count + 1) * sizeof *list->files);
-    list->files[list->count++] = (FolderFile){.name = copy,
-                                              .inode = st.st_ino,
-                                              .bytes = (uint64_t)st.st_size,
-                                              .time = st.st_mtim,
-                                              .regular = S_ISREG(st.st_mode)};
+static int is_listed(const struct dirent *entry) {
+  const char *name = entry->d_name;
+  return strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, FOLDER_MARK) != 0;
+}
+
+// 0, or errno.
+static int list_entries(FolderList *list, int fd) {
+  struct dirent **entries;
+  struct stat st;
+  const int count = fstat(fd, &st) == 0 ? scandirat(fd, ".", &entries, is_listed, alphasort) : -1;
+  if (count < 0) return errno;
+  int failed = 0;
+  list->mode = st.st_mode & 07777;
+  list->files = xcalloc((size_t)count, sizeof *list->files);
+  for (int i = 0; i < count; free(entries[i++])) {
+    const char *name = entries[i]->d_name;
+    if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+      list->files[list->count++] = (FolderFile){.name = xstrdup(name),
+                                                .inode = st.st_ino,
+                                                .bytes = (uint64_t)st.st_size,
+                                                .time = st.st_mtim,
+                                                .regular = S_ISREG(st.st_mode)};
+    else if (errno != ENOENT) // it was not removed just now
+      failed = errno;
   }
-  return errno ? -1 : 0;
+  free(entries);
+  return failed;
 }
 
 // `list` starts from zeros, and is to be freed, also after an error. 1: it is a link or a file.
 static int list_folder(FolderList *list, const char *path, Error *err) {
   const int fd = open_folder(path);
   if (fd < 0 && errno == ENOENT) return 0;
-  DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-  if (!dir) {
-    error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
-    const bool other = fd < 0 && (errno == ENOTDIR || errno == ELOOP) && is_there(path);
-    if (other) error_set(err, "'%s' is a link or a file, not a folder: move or remove it", path);
-    if (fd >= 0) close(fd);
-    return other ? 1 : -1;
+  if (fd < 0 && (errno == ENOTDIR || errno == ELOOP) && is_there(path)) {
+    error_set(err, "'%s' is a link or a file, not a folder: move or remove it", path);
+    return 1;
   }
-  struct stat st;
-  list->there = true;
-  const int failed = fstat(fd, &st) != 0 || list_entries(list, dir) != 0;
-  const int why = errno;
-  closedir(dir);
-  if (failed) return error_set(err, "cannot list the folder '%s': %s", path, strerror(why));
-  list->mode = st.st_mode & 07777;
-  if (list->count > 0) qsort(list->files, list->count, sizeof *list->files, by_name);
-  return 0;
+  const int failed = fd < 0 ? errno : list_entries(list, fd);
+  list->there = fd >= 0;
+  if (fd >= 0) close(fd);
+  return failed ? error_set(err, "cannot list the folder '%s': %s", path, strerror(failed)) : 0;
 }
 
 static bool same_file(const FolderFile *a, const FolderFile *b) {

@@ -67,27 +67,26 @@ static int small_checksum(const char *path, uint64_t *bytes, uint64_t *checksum,
 
 // Token files and their documents hold checksums of their own. What begins with a dot is no part of
 // the folder: it comes and goes.
-static bool is_listed(const char *name) {
+static int is_listed(const struct dirent *entry) {
+  const char *name = entry->d_name;
   return name[0] != '.' && !name_ends_with(name, ".bin") && !name_ends_with(name, ".docs");
 }
 
 static int add_others(FileSums *sums, const char *folder, Error *err) {
-  DIR *dir = opendir(folder);
-  if (!dir) return error_set(err, "cannot open the folder '%s': %s", folder, errno_text());
+  struct dirent **entries;
+  const int count = scandir(folder, &entries, is_listed, NULL);
+  if (count < 0) return error_set(err, "cannot list the folder '%s': %s", folder, errno_text());
   int status = 0;
-  struct dirent *entry;
-  while (status == 0 && (errno = 0, entry = readdir(dir))) {
-    const char *name = entry->d_name;
+  for (int i = 0; i < count; free(entries[i++])) {
+    const char *name = entries[i]->d_name;
     const PathText path = path_text("%s/%s", folder, name);
     uint64_t bytes, checksum;
-    if (!is_listed(name) || sums_find(sums, name) || path_is_directory(path.text)) continue;
+    if (status != 0 || sums_find(sums, name) || path_is_directory(path.text)) continue;
     status = small_checksum(path.text, &bytes, &checksum, err);
     if (status == 0) sums_add(sums, name, bytes, checksum);
   }
-  const int why = status == 0 ? errno : 0;
-  closedir(dir);
-  if (why == 0) return status;
-  return error_set(err, "cannot list the folder '%s': %s", folder, strerror(why));
+  free(entries);
+  return status;
 }
 
 static int by_name(const void *a, const void *b) {
@@ -241,26 +240,20 @@ static int descending(const void *a, const void *b) {
 }
 
 int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *count, Error *err) {
+  struct dirent **entries;
+  const int all = scandir(run_dir, &entries, NULL, NULL);
   *steps = NULL;
   *count = 0;
-  DIR *dir = opendir(run_dir);
-  if (!dir) {
-    if (errno == ENOENT) return 0;
-    return error_set(err, "cannot open the folder '%s': %s", run_dir, errno_text());
+  if (all < 0 && errno == ENOENT) return 0;
+  if (all < 0) return error_set(err, "cannot list the folder '%s': %s", run_dir, errno_text());
+  *steps = xmalloc((size_t)all * sizeof **steps);
+  for (int i = 0; i < all; free(entries[i++])) {
+    const int64_t step = step_with_suffix(entries[i]->d_name, suffix);
+    if (step >= 0) (*steps)[(*count)++] = step;
   }
-  struct dirent *entry;
-  while (errno = 0, (entry = readdir(dir))) {
-    const int64_t step = step_with_suffix(entry->d_name, suffix);
-    if (step < 0) continue;
-    *steps = xrealloc(*steps, (size_t)(*count + 1) * sizeof **steps);
-    (*steps)[(*count)++] = step;
-  }
-  const int why = errno;
-  closedir(dir);
-  if (*count > 0) qsort(*steps, (size_t)*count, sizeof **steps, descending);
-  if (why == 0) return 0;
-  *count = 0; // a part of the list would mislead
-  return error_set(err, "cannot list the folder '%s': %s", run_dir, strerror(why));
+  free(entries);
+  qsort(*steps, (size_t)*count, sizeof **steps, descending);
+  return 0;
 }
 
 // ---- The checkpoints of a run
@@ -301,19 +294,10 @@ int run_checkpoints(RunCheckpoints *c, const char *run_dir, Error *err) {
 
 // ---- Reading one folder
 
-// Which folder has this name now? Zeros: none.
-typedef struct FolderId {
-  dev_t device;
-  ino_t inode;
-} FolderId;
-
-static FolderId folder_id(const char *path) {
+// Zeros where there is none.
+static struct stat state_of(const char *folder) {
   struct stat st;
-  return stat(path, &st) == 0 ? (FolderId){st.st_dev, st.st_ino} : (FolderId){0};
-}
-
-static bool same_folder(FolderId a, FolderId b) {
-  return a.device == b.device && a.inode == b.inode;
+  return stat(folder, &st) == 0 ? st : (struct stat){0};
 }
 
 typedef struct Reader {
@@ -326,12 +310,13 @@ typedef struct Reader {
 // of two folders, or lack a file that is there no more.
 static int read_folder(const char *folder, const Reader *r, Error *err) {
   FileSums sums;
-  const FolderId before = folder_id(folder);
+  const struct stat before = state_of(folder);
   int status = sums_read(&sums, folder, err);
   if (status == 0) status = sums_check_small(&sums, folder, r->whole, err);
   if (status == 0 && r->read) status = r->read(r->context, folder, &sums, err);
   sums_free(&sums);
-  return same_folder(before, folder_id(folder)) ? status : 1;
+  const struct stat now = state_of(folder);
+  return before.st_dev == now.st_dev && before.st_ino == now.st_ino ? status : 1;
 }
 
 // ---- Reading a run's

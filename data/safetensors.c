@@ -137,7 +137,7 @@ static int read_tensors(SafeFile *file, const cJSON *root, Error *err) {
 static int check_contiguous(const SafeFile *file, Error *err) {
   const uint64_t data_bytes = file->bytes - file->start;
   uint64_t at = 0;
-  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; at = t++->end)
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
     if (t->begin != at)
       return error_set(
           err,
@@ -145,6 +145,8 @@ static int check_contiguous(const SafeFile *file, Error *err) {
           ", where the tensor before it ends",
           t->name, t->begin,
           t->begin < at ? "which overlaps others: before" : "which leaves a hole after", at);
+    at = t->end;
+  }
   if (at == data_bytes) return 0;
   return error_set(
       err, "the tensors end at byte %" PRIu64 " of the data, but the file has %" PRIu64 " bytes",
