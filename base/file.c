@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "base/file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -198,7 +197,7 @@ int file_write_atomic(const char *path, const void *data, size_t bytes, Error *e
   return -1;
 }
 
-int directory_add(const char *path, Error *err) {
+static int add_directory(const char *path, Error *err) {
   if (mkdir(path, 0755) == 0 || (errno == EEXIST && path_is_directory(path))) return 0;
   return error_set(err, "cannot create the folder '%s': %s", path, errno_text());
 }
@@ -209,7 +208,7 @@ int directory_create(const char *path, Error *err) {
     if (*p != '/' && *p != '\0') continue;
     const char end = *p;
     *p = '\0';
-    if (directory_add(partial.text, err) != 0) return -1;
+    if (add_directory(partial.text, err) != 0) return -1;
     if (end == '\0') return 0;
     *p = end;
   }
@@ -222,29 +221,6 @@ int directory_sync(const char *path, Error *err) {
   const int why = errno;
   close(fd);
   return failed ? error_set(err, "cannot sync the folder '%s': %s", path, strerror(why)) : 0;
-}
-
-int directory_remove(const char *path, Error *err) {
-  const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0 && errno == ENOENT) return 0;
-  DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-  if (!dir && fd >= 0) close(fd);
-  if (!dir) return error_set(err, "cannot open the folder '%s': %s", path, errno_text());
-  int status = 0;
-  for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {
-    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-    char *child = xasprintf("%s/%s", path, entry->d_name);
-    struct stat st;
-    if (lstat(child, &st) == 0 && S_ISDIR(st.st_mode))
-      status = directory_remove(child, err);
-    else if (unlink(child) != 0)
-      status = error_set(err, "cannot remove '%s': %s", child, errno_text());
-    free(child);
-  }
-  closedir(dir);
-  if (status == 0 && rmdir(path) != 0)
-    status = error_set(err, "cannot remove '%s': %s", path, errno_text());
-  return status;
 }
 
 int path_rename(const char *from, const char *to, Error *err) {

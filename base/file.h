@@ -53,10 +53,7 @@ PathText path_parent(const char *path); // "." or "/" at the end
 int name_ends_with(const char *name, const char *ending);
 
 int directory_create(const char *path, Error *err); // with parents; fine if it exists
-int directory_add(const char *path, Error *err);    // in a parent that is there; fine if it exists
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries
-// Recursive; fine if it is not there. A link to a folder is an error.
-int directory_remove(const char *path, Error *err);
 int path_rename(const char *from, const char *to, Error *err);
 // Bytes that this user may still write to the file system of `path`, or of the nearest folder above
 // it that is there; UINT64_MAX where the system does not say.

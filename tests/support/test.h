@@ -85,6 +85,9 @@ static inline bool first_tier(void) {
   return getenv("TEST_TIER") != NULL;
 }
 
+// Removes a folder and all that is in it, but nothing behind a link. Fine if it is not there.
+int directory_remove(const char *path, Error *err);
+
 // TEST_FILTER=PATTERN runs the tests with such names alone: of `*` and `?`, as cmocka has it.
 
 // The whole test is the second tier's.

@@ -146,20 +146,6 @@ TEST(a_file_that_became_shorter_ends_in_a_sentence) {
   close(fd);
 }
 
-TEST(a_folder_behind_a_link_is_not_removed) {
-  const PathText kept = path_text("%s/kept", (char *)*state),
-                 link = path_text("%s/link", (char *)*state),
-                 within = path_text("%s/removed", (char *)*state);
-  must(directory_create(kept.text, &err), &err);
-  assert_int_equal(symlink(kept.text, link.text), 0);
-  expect_error(directory_remove(link.text, &err), &err, "cannot open the folder");
-  assert_true(path_exists(kept.text) && path_exists(link.text));
-  must(directory_create(within.text, &err), &err);
-  assert_int_equal(rename(link.text, path_text("%s/link", within.text).text), 0);
-  must(directory_remove(within.text, &err), &err);
-  assert_true(path_exists(kept.text) && !path_exists(within.text));
-}
-
 TEST(a_writer_keeps_its_first_error) {
   Error first = {""}, later = {""};
   FileWriter w;

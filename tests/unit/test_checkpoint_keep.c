@@ -213,7 +213,7 @@ TEST(a_checkpoint_with_a_file_of_another_stays) {
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
     TinyTest *t = open_keeping(1);
     must(save(t, 5, 0, 0, &err), &err);
-    must(directory_add(path_text("%s/step-00000005/deep", t->dir).text, &err), &err);
+    must(directory_create(path_text("%s/step-00000005/deep", t->dir).text, &err), &err);
     if (i != 1) must(directory_remove(path_text("%s/step-00000005/deep", t->dir).text, &err), &err);
     tiny_test_write(t, path_text("step-00000005/%s", others[i]).text, "mine");
     for (int step = 10; step <= 20; step += 5) {

@@ -19,7 +19,7 @@ static Locked locked_run(void **state) {
   Locked l = {.run = path_text("%s/run", folder),
               .moved = path_text("%s/moved", folder),
               .file = path_text("%s/run/" LOCK_FILE, folder)};
-  must(directory_add(l.run.text, &err), &err);
+  must(directory_create(l.run.text, &err), &err);
   must(run_lock(&l.lock, l.run.text, &err), &err);
   return l;
 }
@@ -65,7 +65,7 @@ TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folde
   assert_int_equal(mkfifo(file.text, 0600), 0);
   expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
   assert_int_equal(unlink(file.text), 0);
-  must(directory_add(file.text, &err), &err);
+  must(directory_create(file.text, &err), &err);
   expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
   assert_false(lock.held);
 }
@@ -100,7 +100,7 @@ static void strike(Attack attack, const char *folder, RunLock *other) {
   if (attack == LINK_LEFT) assert_int_equal(symlink("away", run.text), 0); // a disk was full
   if (attack == MOVED_AND_BACK) move(away.text, run.text);
   if (attack == PARENT_MOVED) move(home.text, path_text("%s/gone", folder).text);
-  if (attack == REPLACED || attack == SWAPPED) must(directory_add(run.text, &err), &err);
+  if (attack == REPLACED || attack == SWAPPED) must(directory_create(run.text, &err), &err);
   if (attack == EMPTIED || attack >= LOCK_REMOVED) assert_int_equal(unlink(file.text), 0);
   if (attack == SWAPPED || attack == LOCK_TAKEN) must(run_lock(other, run.text, &err), &err);
   if (attack == LOCK_LINKED) assert_int_equal(symlink("precious", file.text), 0);
