@@ -197,18 +197,14 @@ int file_write_atomic(const char *path, const void *data, size_t bytes, Error *e
   return -1;
 }
 
-static int add_directory(const char *path, Error *err) {
-  if (mkdir(path, 0755) == 0 || (errno == EEXIST && path_is_directory(path))) return 0;
-  return error_set(err, "cannot create the folder '%s': %s", path, errno_text());
-}
-
 int directory_create(const char *path, Error *err) {
   PathText partial = path_text("%s", path);
   for (char *p = partial.text + 1;; p++) {
     if (*p != '/' && *p != '\0') continue;
     const char end = *p;
     *p = '\0';
-    if (add_directory(partial.text, err) != 0) return -1;
+    if (mkdir(partial.text, 0755) != 0 && (errno != EEXIST || !path_is_directory(partial.text)))
+      return error_set(err, "cannot create the folder '%s': %s", partial.text, errno_text());
     if (end == '\0') return 0;
     *p = end;
   }

@@ -83,10 +83,10 @@ static bool same_file(const FolderFile *a, const FolderFile *b) {
 // The name of the first file that is in one of them alone, or differs; NULL: they are equal.
 static const char *first_difference(const FolderList *a, const FolderList *b) {
   for (size_t i = 0; i < a->count || i < b->count; i++) {
-    if (i == a->count) return b->files[i].name;
-    if (i == b->count) return a->files[i].name;
-    const FolderFile *x = &a->files[i], *y = &b->files[i];
-    if (!same_file(x, y)) return strcmp(x->name, y->name) > 0 ? y->name : x->name;
+    const FolderFile *x = i < a->count ? &a->files[i] : NULL,
+                     *y = i < b->count ? &b->files[i] : NULL;
+    if (x && y && same_file(x, y)) continue;
+    return !y || (x && strcmp(x->name, y->name) < 0) ? x->name : y->name;
   }
   return NULL;
 }

@@ -58,14 +58,12 @@ static uint64_t checksum_of(const Header *h, const Part *parts, int count) {
 // ---- Reading
 
 static int check_header(const char *path, const Header *h, size_t size, Error *err) {
-  if (h->magic != DOCUMENTS_MAGIC)
+  if (h->magic != DOCUMENTS_MAGIC || h->version < 1 || h->version > DOCUMENTS_VERSION)
     return error_set(err,
-                     "'%s' does not hold the ends of documents: its first number is %" PRIu32
-                     ", not %d; remove it, and the file beside it counts as one document",
-                     path, h->magic, DOCUMENTS_MAGIC);
-  if (h->version < 1 || h->version > DOCUMENTS_VERSION)
-    return error_set(err, "'%s' has the version %" PRIu32 ", but only 1 to %d are known", path,
-                     h->version, DOCUMENTS_VERSION);
+                     "'%s' does not hold the ends of documents: it begins with %" PRIu32
+                     ", %" PRIu32
+                     ", not %d, 1 or 2; remove it, and the file beside it counts as one document",
+                     path, h->magic, h->version, DOCUMENTS_MAGIC);
   if (h->tokens > INT32_MAX || h->documents > h->tokens || h->masked > 1 ||
       (h->documents == 0 && h->tokens > 0))
     return error_set(err,

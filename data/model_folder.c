@@ -24,10 +24,6 @@ bool has_file(const char *folder, const char *file) {
 
 // ---- checksums.json
 
-static bool has_tensors(const char *name) {
-  return name_ends_with(name, ".safetensors");
-}
-
 void sums_add(FileSums *sums, const char *name, uint64_t bytes, uint64_t checksum) {
   sums->files = xrealloc(sums->files, (size_t)(sums->count + 1) * sizeof *sums->files);
   FileSum *sum = &sums->files[sums->count++];
@@ -117,39 +113,35 @@ int sums_write(FileSums *sums, const char *folder, Error *err) {
 
 // ---- checksums.json: reading
 
-static int read_file(FileSums *sums, const cJSON *entry, Error *err) {
-  static const char *const names[] = {"bytes", CHECKSUM_KEY};
-  const cJSON *fields[2];
-  int64_t bytes;
-  if (json_fields(entry, names, 2, fields, err) != 0) return -1;
-  const char *checksum = cJSON_GetStringValue(fields[1]);
-  if (json_integer(fields[0], &bytes) != 0 || bytes < 0 || !checksum || strlen(checksum) != 16 ||
-      strlen(entry->string) > NAME_BYTES || strchr(entry->string, '/'))
-    return error_set(err, "'%.200s' has no bytes and xxh3 of a file", entry->string);
-  sums_add(sums, entry->string, (uint64_t)bytes, 0);
-  strcpy(sums->files[sums->count - 1].checksum.text, checksum);
-  return 0;
-}
-
-static int read_tree(FileSums *sums, const cJSON *root, Error *err) {
+static bool read_tree(FileSums *sums, const cJSON *root) {
   static const char *const names[] = {"step", "files"};
   const cJSON *fields[2];
-  if (json_fields(root, names, 2, fields, err) != 0) return -1;
-  if (json_integer(fields[0], &sums->step) != 0 || !cJSON_IsObject(fields[1]) || !fields[1]->child)
-    return error_set(err, "'step' is not a whole number, or 'files' names none");
-  for (const cJSON *entry = fields[1]->child; entry; entry = entry->next)
-    if (read_file(sums, entry, err) != 0) return -1;
-  return 0;
+  Error ignored;
+  if (json_fields(root, names, 2, fields, &ignored) != 0 ||
+      json_integer(fields[0], &sums->step) != 0)
+    return false;
+  for (const cJSON *entry = fields[1]->child; entry; entry = entry->next) {
+    int64_t bytes;
+    const char *name = entry->string,
+               *checksum =
+                   cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, CHECKSUM_KEY));
+    if (json_integer(cJSON_GetObjectItemCaseSensitive(entry, "bytes"), &bytes) != 0 || bytes < 0 ||
+        !name || strlen(name) > NAME_BYTES || strchr(name, '/') || !checksum ||
+        strlen(checksum) != 16)
+      return false;
+    sums_add(sums, name, (uint64_t)bytes, 0);
+    strcpy(sums->files[sums->count - 1].checksum.text, checksum);
+  }
+  return sums->count > 0;
 }
 
 // The text must end with this checksum of all that comes before it, as sums_write put it there.
-static int check_own(const char *text, size_t bytes, const char *own, Error *err) {
-  const PathText end = path_text(",\n  \"" CHECKSUM_KEY "\": \"%s\"\n}\n", own);
+static bool ends_with_own(const char *text, size_t bytes, const cJSON *own) {
+  const PathText end = path_text(",\n  \"" CHECKSUM_KEY "\": \"%s\"\n}\n",
+                                 cJSON_IsString(own) ? own->valuestring : "");
   const size_t length = strlen(end.text);
-  if (bytes >= length && memcmp(text + bytes - length, end.text, length) == 0 &&
-      strcmp(hex_text(checksum_of(text, bytes - length)).text, own) == 0)
-    return 0;
-  return error_set(err, "it is not as it was saved");
+  return bytes >= length && memcmp(text + bytes - length, end.text, length) == 0 &&
+         strcmp(hex_text(checksum_of(text, bytes - length)).text, own->valuestring) == 0;
 }
 
 int sums_read(FileSums *sums, const char *folder, Error *err) {
@@ -161,29 +153,24 @@ int sums_read(FileSums *sums, const char *folder, Error *err) {
   if (file_read(path.text, SUMS_MAX_BYTES, &text, &bytes, err) != 0) return -1;
   cJSON *root = json_parse(path.text, text, bytes, err);
   cJSON *own = cJSON_DetachItemFromObjectCaseSensitive(root, CHECKSUM_KEY);
-  int status = root ? read_tree(sums, root, err) : -1;
-  if (status == 0 && own)
-    status = check_own(text, bytes, cJSON_IsString(own) ? own->valuestring : "", err);
-  if (root && status != 0) error_prefix(err, "'%s'", path.text);
+  const bool good = root && read_tree(sums, root) && (!own || ends_with_own(text, bytes, own));
+  if (root && !good) error_set(err, "'%s' is not as it was saved", path.text);
   cJSON_Delete(own);
   cJSON_Delete(root);
   free(text);
-  if (status == 0) return 0;
+  if (good) return 0;
   return error_append(err, " (without it the folder's other files are taken unchecked)");
 }
 
 int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_t checksum,
                  Error *err) {
-  if (saved->bytes != bytes)
-    return error_set(err,
-                     "'%s' has %llu bytes, but was saved with %llu (if it was changed on purpose, "
-                     "remove " CHECKSUMS_FILE " beside it)",
-                     path, (unsigned long long)bytes, (unsigned long long)saved->bytes);
-  if (strcmp(saved->checksum.text, hex_text(checksum).text) == 0) return 0;
+  const NumberText now = hex_text(checksum);
+  if (saved->bytes == bytes && strcmp(saved->checksum.text, now.text) == 0) return 0;
   return error_set(err,
-                   "'%s' is not what was saved: its checksum differs (if it was changed on "
-                   "purpose, remove " CHECKSUMS_FILE " beside it)",
-                   path);
+                   "'%s' is not what was saved: it has %llu bytes and the checksum %s, not %llu "
+                   "and %s (if it was changed on purpose, remove " CHECKSUMS_FILE " beside it)",
+                   path, (unsigned long long)bytes, now.text, (unsigned long long)saved->bytes,
+                   saved->checksum.text);
 }
 
 int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error *err) {
@@ -193,7 +180,7 @@ int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error
     const bool of_run =
         strcmp(sum->name, RUN_CONFIG_FILE) == 0 || strcmp(sum->name, STATE_FILE) == 0;
     uint64_t bytes, checksum;
-    if (has_tensors(sum->name) || (of_run && !whole)) continue;
+    if (name_ends_with(sum->name, ".safetensors") || (of_run && !whole)) continue;
     if (!path_exists(path.text))
       return error_set(err, "'%s' has no %s, with which it was saved", folder, sum->name);
     if (small_checksum(path.text, &bytes, &checksum, err) != 0 ||

@@ -27,16 +27,11 @@ typedef struct Header {
 } Header;
 
 static int check_header(const char *name, const Header *h, Error *err) {
-  if (h->magic != MAGIC_UINT16 && h->magic != MAGIC_UINT32)
+  if ((h->magic != MAGIC_UINT16 && h->magic != MAGIC_UINT32) || h->version != version_of(h->magic))
     return error_set(err,
-                     "'%s' is not a token file: its first number is %" PRId32
-                     ", not %d (uint16 tokens) or %d (uint32 tokens); ./prepare makes token files",
-                     name, h->magic, MAGIC_UINT16, MAGIC_UINT32);
-  if (h->version != version_of(h->magic))
-    return error_set(err,
-                     "'%s' is a token file of version %" PRId32 ", but only version %" PRId32
-                     " is known for its magic number %" PRId32,
-                     name, h->version, version_of(h->magic), h->magic);
+                     "'%s' is not a token file: it begins with %" PRId32 ", %" PRId32
+                     ", not %d, 1 (uint16 tokens) or %d, 7 (uint32); ./prepare makes token files",
+                     name, h->magic, h->version, MAGIC_UINT16, MAGIC_UINT32);
   if (h->count >= 0) return 0;
   return error_set(err, "'%s' has a damaged header: its number of tokens is %" PRId32, name,
                    h->count);

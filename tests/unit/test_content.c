@@ -129,7 +129,7 @@ static void expect_flip_found(Saved *s, int file, size_t at) {
   if (opened) safetensors_close(&again);
   exchange(s, file, at, &byte, 1);
   if (status == 0) fail_msg("byte %zu of file %d", at, file);
-  if (opened) expect_error(status, &err, "its checksum differs");
+  if (opened) expect_error(status, &err, "bytes and the checksum");
   expect_error(status, &err, s->files[file].path);
 }
 

@@ -119,8 +119,8 @@ TEST(each_fault_has_its_sentence) {
     uint32_t value;
     const char *says;
   } rows[] = {
-      {0, 5, "does not hold the ends of documents: its first number is 5"},
-      {4, 3, "has the version 3, but only 1 to 2 are known"},
+      {0, 5, "does not hold the ends of documents: it begins with 5, 2, not"},
+      {4, 3, "it begins with 1935896420, 3, not 1935896420, 1 or 2"},
       {4, 1, "too long: its header promises 63 bytes"},
       // 21 tokens have as many bytes of mask.
       {8, TOKENS + 1, "document 3 of 3 ends at token 20 of 21, before the last"},

@@ -88,14 +88,14 @@ static void refused(const char *folder, int32_t magic, int32_t version, int32_t 
 }
 
 TEST(a_wrong_magic_number_is_refused) {
-  refused(*state, 20240521, 1, 8, 1024 + 16, "its first number is 20240521");
-  refused(*state, 0, 0, 0, 1024, "its first number is 0");
+  refused(*state, 20240521, 1, 8, 1024 + 16, "it begins with 20240521, 1, not 20240520, 1");
+  refused(*state, 0, 0, 0, 1024, "it begins with 0, 0, not");
 }
 
 TEST(a_wrong_version_is_refused) {
-  refused(*state, 20240520, 2, 8, 1024 + 16, "version 2, but only version 1");
-  refused(*state, 20240520, 7, 8, 1024 + 16, "version 7, but only version 1");
-  refused(*state, 20240801, 1, 8, 1024 + 32, "version 1, but only version 7");
+  refused(*state, 20240520, 2, 8, 1024 + 16, "it begins with 20240520, 2, not");
+  refused(*state, 20240520, 7, 8, 1024 + 16, "it begins with 20240520, 7, not");
+  refused(*state, 20240801, 1, 8, 1024 + 32, "it begins with 20240801, 1, not");
 }
 
 TEST(a_negative_count_is_refused) {
