@@ -373,6 +373,41 @@ static int read_named(const char *named, const Reader *r, Error *err) {
   return changes_too_fast(named, err);
 }
 
+// ---- The tokens that end a text
+
+// Some models write -1 for none.
+static int add_end(int32_t *ids, int *count, int most, const cJSON *item) {
+  int64_t id;
+  if (json_integer(item, &id) != 0 || id > INT32_MAX || *count == most) return -1;
+  if (id >= 0) ids[(*count)++] = (int32_t)id;
+  return 0;
+}
+
+static int read_ends(const char *path, int32_t *ids, int most, Error *err) {
+  cJSON *tree = json_read(path, SUMS_MAX_BYTES, err);
+  const cJSON *value = cJSON_GetObjectItemCaseSensitive(tree, "eos_token_id");
+  int count = 0, bad = 0;
+  if (cJSON_IsArray(value))
+    for (const cJSON *item = value->child; item; item = item->next)
+      bad |= add_end(ids, &count, most, item);
+  else if (value && !cJSON_IsNull(value))
+    bad = add_end(ids, &count, most, value);
+  if (bad)
+    error_set(err, "%s: eos_token_id is %s, but must be a token id, at most %d in a list, or null",
+              path, json_shown(value).text, most);
+  cJSON_Delete(tree);
+  return tree && !bad ? count : -1;
+}
+
+int folder_ends(const char *folder, int32_t *ids, int most, Error *err) {
+  static const char *const names[] = {"generation_config.json", "config.json"};
+  int count = 0;
+  for (int i = 0; i < 2 && count == 0; i++)
+    if (has_file(folder, names[i]))
+      count = read_ends(path_text("%s/%s", folder, names[i]).text, ids, most, err);
+  return count;
+}
+
 // ---- Models in forms that are not read here
 
 // What a file of this name says about the folder, or NULL.

@@ -279,13 +279,6 @@ static PathText beside(const char *path, const char *name) {
   return path_text("%s/%s", path_parent(path).text, name);
 }
 
-// NULL, without a sentence, if there is no such file.
-static cJSON *read_beside(const char *path, const char *name, Error *err) {
-  const PathText file = beside(path, name);
-  err->text[0] = '\0';
-  return path_exists(file.text) ? json_read(file.text, MAX_CONFIG_BYTES, err) : NULL;
-}
-
 // Takes the text.
 static void set_template(Tokenizer *t, char *text, bool jinja) {
   free(t->chat_template);
@@ -333,19 +326,14 @@ static int read_config(Tokenizer *t, const char *path, Error *err) {
 }
 
 static int find_end_beside(Tokenizer *t, const char *path, Error *err) {
-  static const char *const names[] = {"generation_config.json", "config.json"};
-  for (int i = 0; i < 2 && t->facts.eos == NO_TOKEN; i++) {
-    cJSON *config = read_beside(path, names[i], err);
-    if (!config && err->text[0]) return -1;
-    const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
-    if (cJSON_IsArray(eos)) eos = eos->child;
-    int64_t id;
-    if (json_integer(eos, &id) == 0 && vocabulary_has(&t->bpe.vocabulary, id))
-      t->facts.eos = (int32_t)id;
-    cJSON_Delete(config);
-  }
+  enum { MOST = 16 };
+  int32_t ends[MOST];
+  if (t->facts.eos != NO_TOKEN) return 0;
+  const int count = folder_ends(path_parent(path).text, ends, MOST, err);
+  for (int i = 0; i < count && t->facts.eos == NO_TOKEN; i++)
+    if (vocabulary_has(&t->bpe.vocabulary, ends[i])) t->facts.eos = ends[i];
   find_end(t);
-  return 0;
+  return count < 0 ? -1 : 0;
 }
 
 static Tokenizer *open_file(const char *path, Error *err) {

@@ -8,8 +8,6 @@
 #include "base/memory.h"
 #include "model/run/backend.h"
 
-enum { MOST_CONFIG_BYTES = 1 << 20 };
-
 // ---- Its files besides the weights
 
 static int read_tokenizer(LoadedModel *t, Error *err) {
@@ -21,42 +19,11 @@ static int read_tokenizer(LoadedModel *t, Error *err) {
   return t->tokenizer ? 0 : -1;
 }
 
-static int add_end(LoadedModel *t, const cJSON *item) {
-  int64_t id;
-  if (json_integer(item, &id) != 0 || id > INT32_MAX || t->end_count == MAX_ENDS) return -1;
-  if (id >= 0) t->ends[t->end_count++] = (int32_t)id; // some models write -1 for none
-  return 0;
-}
-
-// eos_token_id of a file: a number, a list, or null like a key or a file that is not there.
-static int read_ends_of(LoadedModel *t, const char *file, Error *err) {
-  const PathText path = path_text("%s/%s", t->start.path, file);
-  if (t->end_count > 0 || !path_exists(path.text)) return 0;
-  cJSON *tree = json_read(path.text, MOST_CONFIG_BYTES, err);
-  const cJSON *value = cJSON_GetObjectItemCaseSensitive(tree, "eos_token_id");
-  int status = tree ? 0 : -1;
-  bool bad = false;
-  if (cJSON_IsArray(value))
-    for (const cJSON *item = value->child; item; item = item->next) bad |= add_end(t, item) != 0;
-  else if (value && !cJSON_IsNull(value))
-    bad = add_end(t, value) != 0;
-  if (bad)
-    status = error_set(err,
-                       "%s: eos_token_id is %s, but must be a token id, at most %d in a list, "
-                       "or null",
-                       path.text, json_shown(value).text, MAX_ENDS);
-  cJSON_Delete(tree);
-  return status;
-}
-
 static int read_ends(LoadedModel *t, Error *err) {
-  t->end_count = 0;
-  if (read_ends_of(t, "generation_config.json", err) != 0 ||
-      read_ends_of(t, "config.json", err) != 0)
-    return -1;
+  t->end_count = folder_ends(t->start.path, t->ends, MAX_ENDS, err);
   const int32_t end = t->tokenizer ? tokenizer_facts(t->tokenizer)->eos : NO_TOKEN;
   if (t->end_count == 0 && end != NO_TOKEN) t->ends[t->end_count++] = end;
-  return 0;
+  return t->end_count < 0 ? -1 : 0;
 }
 
 static int read_folder(void *trained, const char *folder, const FileSums *sums, Error *err) {
