@@ -92,17 +92,6 @@ SizeText size_text(size_t bytes) {
 
 // ---- The system's limits
 
-// Whether `word` is one of the words between commas.
-static bool has_word(const char *words, const char *word) {
-  const size_t length = strlen(word);
-  for (;; words++) {
-    const size_t next = strcspn(words, ",");
-    if (next == length && strncmp(words, word, length) == 0) return true;
-    words += next;
-    if (*words == '\0') return false;
-  }
-}
-
 // The folder of this process' group, the caller's to free: of a controller of version 1, such as
 // "cpu", or for "" of version 2. NULL: there is none.
 static char *control_group_folder(const char *root, const char *controller) {
@@ -115,8 +104,11 @@ static char *control_group_folder(const char *root, const char *controller) {
     char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : 0;
     if (!path) continue;
     *path++ = '\0';
-    if (has_word(controllers + 1, controller))
+    char *words = xasprintf(",%s,", controllers + 1), *word = xasprintf(",%s,", controller);
+    if (strstr(words, word))
       folder = xasprintf("%s/sys/fs/cgroup%s%s%s", root, *controller ? "/" : "", controller, path);
+    free(words);
+    free(word);
   }
   if (in) fclose(in);
   return folder;

@@ -163,13 +163,12 @@ static int refuse_pattern(const char *pattern, Error *err) {
                            "TEXT...");
 }
 
-// Adds the files of a path to those found before.
 static int find_files(const char *path, const char *split, glob_t *found, Error *err) {
   const PathText literal = glob_literal(path);
   const bool folder = path_is_directory(path);
   const PathText in_folder = path_text("%s/%s-*.bin", literal.text, split);
   const char *pattern = folder ? in_folder.text : path_exists(path) ? literal.text : path;
-  const int status = glob(pattern, found->gl_pathc ? GLOB_APPEND : 0, NULL, found);
+  const int status = glob(pattern, 0, NULL, found);
   if (status == 0) return 0;
   if (status == GLOB_NOMATCH)
     return refuse_pattern(folder ? path_text("%s/%s-*.bin", path, split).text : path, err);
@@ -186,54 +185,58 @@ static void allow_open_files(void) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The files of all sources, and how many of them each source has.
-static int find_sources(Loader *loader, const Mixture *m, glob_t *found, Error *err) {
-  for (int i = 0; i < m->count; i++) {
-    const MixtureSource *from = &m->sources[i];
-    Source *s = &loader->sources[loader->source_count++];
-    const size_t before = found->gl_pathc;
-    for (int p = 0; p < from->count; p++)
-      if (find_files(from->paths[p], loader->config.split, found, err) != 0) return -1;
-    s->name = from->count == 1 ? xstrdup(from->paths[0])
-                               : xasprintf("%s and %d more", from->paths[0], from->count - 1);
-    s->share = from->weight;
-    s->file_count = (int)(found->gl_pathc - before);
-  }
-  return 0;
-}
-
-static int open_files(Loader *loader, const glob_t *found, Error *err) {
-  allow_open_files();
-  loader->files = xcalloc(found->gl_pathc, sizeof *loader->files);
-  for (size_t f = 0; f < found->gl_pathc; f++) {
-    TokenFile *file = &loader->files[f];
-    if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
+// Opens the files of a path, behind those of the paths before it.
+static int open_path(Loader *loader, const char *path, Error *err) {
+  glob_t found = {0};
+  int status = find_files(path, loader->config.split, &found, err);
+  const size_t count = (size_t)loader->file_count + (status == 0 ? found.gl_pathc : 0);
+  loader->files = xrealloc(loader->files, count * sizeof *loader->files);
+  for (size_t i = 0; status == 0 && i < found.gl_pathc; i++) {
+    TokenFile *file = &loader->files[loader->file_count];
+    status = tokens_open(file, found.gl_pathv[i], err);
+    if (status != 0) break;
     loader->file_count++;
     loader->epoch.tokens += file->count;
   }
+  globfree(&found);
+  return status;
+}
+
+static int open_files(Loader *loader, const Mixture *m, Error *err) {
+  allow_open_files();
+  for (int i = 0; i < m->count; i++) {
+    const MixtureSource *from = &m->sources[i];
+    Source *s = &loader->sources[loader->source_count++];
+    const int before = loader->file_count;
+    s->name = from->count == 1 ? xstrdup(from->paths[0])
+                               : xasprintf("%s and %d more", from->paths[0], from->count - 1);
+    s->share = from->weight;
+    for (int p = 0; p < from->count; p++)
+      if (open_path(loader, from->paths[p], err) != 0) return -1;
+    s->file_count = loader->file_count - before;
+  }
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (!tokens_named(f))
+      return error_set(err, "'%s' was replaced while it was opened: try again", f->path);
   return 0;
 }
 
-// Documents are apart where that is asked for and any file has their ends.
-static void choose_kind(Loader *loader) {
-  const LoaderConfig *c = &loader->config;
+// Documents are apart where that is asked for and any file has their ends. Of `whole` files a
+// window need not be longer than the longest.
+static void choose_windows(Loader *loader) {
+  LoaderConfig *c = &loader->config;
   bool ends = false, masked = false;
+  int64_t longest = 1;
   for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
     ends |= f->documents.count > 0;
     masked |= f->documents.mask != NULL;
+    longest = max_i64(longest, f->count - 1);
   }
   loader->apart = ends && c->documents == DOCUMENTS_MASK;
   loader->kind = loader->apart && !c->alone            ? WINDOWS_PACKED
                  : loader->apart || masked || c->whole ? WINDOWS_ALONE
                                                        : WINDOWS_JOINED;
-}
-
-// A window need not be longer than the longest file.
-static void shorten_windows(Loader *loader) {
-  int64_t longest = 1;
-  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
-    longest = max_i64(longest, f->count - 1);
-  loader->config.seq = min_i64(loader->config.seq, longest);
+  if (c->whole) c->seq = min_i64(c->seq, longest);
 }
 
 // Windows are drawn by their number, but shares are of tokens: a source whose windows have fewer
@@ -323,8 +326,7 @@ static int open_sources(Loader *loader, Error *err) {
   LoaderConfig *c = &loader->config;
   int64_t *longest = &loader->epoch.longest;
   const TokenFile *file = loader->files;
-  choose_kind(loader);
-  if (c->whole) shorten_windows(loader);
+  choose_windows(loader);
   for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
     s->files = file;
     file += s->file_count;
@@ -439,18 +441,6 @@ static void close_sources(Loader *loader) {
   loader->epoch.tokens = loader->file_count = loader->source_count = 0;
 }
 
-static int open_mixture(Loader *loader, const Mixture *mixture, Error *err) {
-  glob_t found = {0};
-  const bool failed =
-      find_sources(loader, mixture, &found, err) != 0 || open_files(loader, &found, err) != 0;
-  globfree(&found);
-  if (failed) return -1;
-  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
-    if (!tokens_named(f))
-      return error_set(err, "'%s' was replaced while it was opened: try again", f->path);
-  return 0;
-}
-
 // Another dataset may take the name of the folder meanwhile (./prepare --force), so that some files
 // are those of one, and some of the other. The next try finds all of one.
 static int open_paths(Loader *loader, Error *err) {
@@ -461,7 +451,7 @@ static int open_paths(Loader *loader, Error *err) {
   int status = -1;
   for (int i = 0; i < TRIES && status != 0; i++) {
     close_sources(loader);
-    status = open_mixture(loader, &mixture, err);
+    status = open_files(loader, &mixture, err);
   }
   mixture_free(&mixture);
   return status;
