@@ -90,6 +90,18 @@ int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *
   return 0;
 }
 
+int file_refuse_size(const char *path, size_t bytes, size_t promised, Error *err) {
+  if (bytes == promised) return 0;
+  return error_set(
+      err, "'%s' is %s: its header promises %zu bytes, but it has %zu; make or copy it again", path,
+      bytes < promised ? "cut short" : "too long", promised, bytes);
+}
+
+int file_damaged(const char *path, Error *err) {
+  return error_set(err, "'%s' is damaged: it does not match its checksum; make or copy it again",
+                   path);
+}
+
 // ---- Writing
 
 // The first failure closes the file and stays; after it there is no path.

@@ -20,6 +20,11 @@ int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error 
 // -1 also for a compressed file; the sentence names the command that unpacks it.
 int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *err);
 
+// -1 if a file of these bytes is shorter or longer than its header promises.
+int file_refuse_size(const char *path, size_t bytes, size_t promised, Error *err);
+// -1: the bytes are not those that were written.
+int file_damaged(const char *path, Error *err);
+
 // Buffered writer: create (or truncate), append, then finish = flush + fsync + close. The first
 // failure closes the writer and frees its memory: every later call but open fails with the same
 // error, and the partial file stays for the caller.

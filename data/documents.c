@@ -70,12 +70,7 @@ static int check_header(const char *path, const Header *h, size_t size, Error *e
                      "'%s' has a damaged header: %" PRIu64 " documents in %" PRIu64
                      " tokens; make or copy it again",
                      path, h->documents, h->tokens);
-  const size_t expected = sizeof *h + layout_of(h).end;
-  if (size == expected) return 0;
-  return error_set(err,
-                   "'%s' is %s: its header promises %zu bytes, but it has %zu; make or copy it "
-                   "again",
-                   path, size < expected ? "cut short" : "too long", expected, size);
+  return file_refuse_size(path, size, sizeof *h + layout_of(h).end, err);
 }
 
 static int check_ends(const char *path, const Header *h, const uint32_t *ends, Error *err) {
@@ -106,11 +101,7 @@ static int parse(Documents *d, size_t size, int64_t tokens, uint64_t checksum, E
   memcpy(&h, d->bytes, sizeof h);
   if (check_header(d->path, &h, size, err) != 0) return -1;
   const Layout l = layout_of(&h);
-  if (checksum_of(&h, &(Part){rest, l.end}, 1) != h.checksum)
-    return error_set(err,
-                     "'%s' is damaged: its bytes are not those that its checksum was made of; "
-                     "make or copy it again",
-                     d->path);
+  if (checksum_of(&h, &(Part){rest, l.end}, 1) != h.checksum) return file_damaged(d->path, err);
   d->ends = (const uint32_t *)(const void *)rest;
   if (check_ends(d->path, &h, d->ends, err) != 0) return -1;
   if ((int64_t)h.tokens != tokens || (checksum != 0 && h.tokens_checksum != checksum))

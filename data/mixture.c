@@ -15,12 +15,16 @@ bool mixture_is_list(const char *text) {
   return *text == '"' || *text == '{' || *text == ']';
 }
 
+static void add_text(MixtureSource *source, const char *path) {
+  source->paths = xrealloc(source->paths, (size_t)(source->count + 1) * sizeof *source->paths);
+  source->paths[source->count++] = xstrdup(path);
+}
+
 static int add_path(MixtureSource *source, const cJSON *path, Error *err) {
   const char *text = cJSON_GetStringValue(path);
   if (!text || !*text)
     return error_set(err, "%s is not a path of token files", json_shown(path).text);
-  source->paths = xrealloc(source->paths, (size_t)(source->count + 1) * sizeof *source->paths);
-  source->paths[source->count++] = xstrdup(text);
+  add_text(source, text);
   return 0;
 }
 
@@ -72,10 +76,8 @@ static int read_list(Mixture *m, const cJSON *list, Error *err) {
 int mixture_parse(Mixture *m, const char *text, Error *err) {
   *m = (Mixture){.count = 0};
   if (!mixture_is_list(text)) {
-    m->count = m->sources[0].count = 1;
-    m->sources[0].weight = 1;
-    m->sources[0].paths = xmalloc(sizeof *m->sources[0].paths);
-    m->sources[0].paths[0] = xstrdup(text);
+    m->sources[m->count++].weight = 1;
+    add_text(&m->sources[0], text);
     return 0;
   }
   cJSON *list = json_parse("the list of token files", text, strlen(text), err);

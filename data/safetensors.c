@@ -139,12 +139,10 @@ static int check_contiguous(const SafeFile *file, Error *err) {
   uint64_t at = 0;
   for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
     if (t->begin != at)
-      return error_set(
-          err,
-          "tensor '%.200s' begins at byte %" PRIu64 " of the data, %s byte %" PRIu64
-          ", where the tensor before it ends",
-          t->name, t->begin,
-          t->begin < at ? "which overlaps others: before" : "which leaves a hole after", at);
+      return error_set(err,
+                       "tensor '%.200s' begins at byte %" PRIu64
+                       " of the data, but the one before it ends at %" PRIu64,
+                       t->name, t->begin, at);
     at = t->end;
   }
   if (at == data_bytes) return 0;

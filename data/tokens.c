@@ -58,13 +58,8 @@ static int read_header(TokenFile *file, size_t size, Error *err) {
   file->token_bytes = h.fields.magic == MAGIC_UINT16 ? 2 : 4;
   file->tokenizer = marked ? h.fields.tokenizer : 0;
   file->checksum = marked ? h.fields.checksum : 0;
-  const size_t expected = sizeof h + (size_t)file->count * (size_t)file->token_bytes;
-  if (size == expected) return 0;
-  return error_set(err,
-                   "'%s' is %s: its header promises %" PRId64
-                   " tokens, which make %zu bytes, but it has %zu; make or copy it again",
-                   file->path, size < expected ? "cut short" : "too long", file->count, expected,
-                   size);
+  return file_refuse_size(file->path, size,
+                          sizeof h + (size_t)file->count * (size_t)file->token_bytes, err);
 }
 
 int tokens_open(TokenFile *file, const char *path, Error *err) {
@@ -171,12 +166,9 @@ static int read_whole(TokenFile *file, Error *err) {
   facts.checksum = XXH3_64bits_digest(hash);
   XXH3_freeState(hash);
   file->documents.facts = facts;
-  if (held < 0 || file->tokenizer == 0 || facts.checksum == file->checksum)
-    return held < 0 ? -1 : 0;
-  return error_set(err,
-                   "'%s' is damaged: its tokens are not those that its checksum was made of; make "
-                   "or copy it again",
-                   file->path);
+  if (held < 0) return -1;
+  return file->tokenizer == 0 || facts.checksum == file->checksum ? 0
+                                                                  : file_damaged(file->path, err);
 }
 
 int tokens_check(TokenFile *file, Error *err) {

@@ -70,7 +70,7 @@ refuses a_run_does_not_train_on_damaged_data "'$train' was changed while it was 
 rm -rf "$folder/data" && cp -r "$folder/kept" "$folder/data"
 mkdir "$folder/older" && cp "$train" "$folder/older"
 printf 'x\0y\0' | dd of="$folder/older/train-00000.bin" bs=1 seek=40000 conv=notrunc status=none
-refuses files_without_block_sums_are_compared_at_the_start "is damaged: its tokens are not those that its checksum" \
+refuses files_without_block_sums_are_compared_at_the_start "is damaged: it does not match its checksum" \
   "$config" "data.train=$folder/older"
 
 # ---- Files of others, without any checksum, by which a resumed run knows them all the same

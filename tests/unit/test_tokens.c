@@ -109,13 +109,13 @@ TEST(a_truncated_header_is_refused) {
 }
 
 TEST(a_truncated_file_is_refused) {
-  refused(*state, 20240520, 1, 8, 1024 + 15, "is cut short: its header promises 8 tokens");
-  refused(*state, 20240801, 7, 8, 1024 + 16, "which make 1056 bytes, but it has 1040");
-  refused(*state, 20240801, 7, INT32_MAX, 1024 + 16, "which make 8589935612 bytes");
+  refused(*state, 20240520, 1, 8, 1024 + 15, "is cut short: its header promises 1040 bytes");
+  refused(*state, 20240801, 7, 8, 1024 + 16, "promises 1056 bytes, but it has 1040");
+  refused(*state, 20240801, 7, INT32_MAX, 1024 + 16, "promises 8589935612 bytes");
 }
 
 TEST(a_file_too_long_is_refused) {
-  refused(*state, 20240520, 1, 8, 1024 + 17, "is too long: its header promises 8 tokens");
+  refused(*state, 20240520, 1, 8, 1024 + 17, "is too long: its header promises 1040 bytes");
   refused(*state, 20240520, 1, 0, 1026, "is too long");
 }
 
