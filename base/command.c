@@ -8,7 +8,6 @@
 
 #include "base/memory.h"
 #include "base/os.h"
-#include "base/text.h"
 
 // ---- Options
 
@@ -40,20 +39,13 @@ static int read_value(const Option *o, const char *value, Error *err) {
 static int refuse_unknown(const Option *list, int count, const char *command, const char *name,
                           Error *err) {
   const char **names = xmalloc((size_t)count * sizeof *names);
-  Text all = {0};
-  for (int i = 0; i < count; i++) {
-    names[i] = list[i].name;
-    text_append(&all, i > 0 ? ", " : " ", i > 0 ? 2 : 1);
-    text_append(&all, names[i], strlen(names[i]));
-  }
+  for (int i = 0; i < count; i++) names[i] = list[i].name;
   const char *near = nearest_name(name, names, count);
-  if (near)
-    error_set(err, "unknown option '%s' of %s; did you mean %s?", name, command, near);
-  else
-    error_set(err, "unknown option '%s' of %s; there are%.*s", name, command, (int)all.bytes,
-              all.data);
   free(names);
-  free(all.data);
+  error_set(err, "unknown option '%s' of %s; ", name, command);
+  if (near) return error_append(err, "did you mean %s?", near);
+  error_append(err, "there are");
+  for (int i = 0; i < count; i++) error_append(err, "%s %s", i > 0 ? "," : "", list[i].name);
   return -1;
 }
 

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,16 +184,14 @@ static int remove_leftover(const Folder *f, const char *path, Error *err) {
 
 static int follow_link(Folder *f, const char *path, Error *err) {
   struct stat st;
-  char target[PATH_MAX];
   f->path = path_text("%s", path);
   if (lstat(path, &st) != 0 || !S_ISLNK(st.st_mode)) return 0;
   char *real = realpath(path, NULL);
-  if (real) f->path = path_text("%s", real);
+  if (!real)
+    return error_set(err, "'%s' is a link to something that is not there: remove it", path);
+  f->path = path_text("%s", real);
   free(real);
-  if (real) return 0;
-  const ssize_t length = readlink(path, target, sizeof target - 1);
-  target[length > 0 ? length : 0] = '\0';
-  return error_set(err, "'%s' is a link to '%.1000s', which is not there: remove it", path, target);
+  return 0;
 }
 
 void folder_alone(Folder *f, const char *path, FolderNames *is_ours) {
@@ -263,14 +260,13 @@ int folder_begin(Folder *f, Error *err) {
 // ---- Ending
 
 // Somebody changed the folder meanwhile. What was made loses its mark, so that no run removes it.
-static int keep_both(Folder *f, const char *name, Error *err) {
+static int keep_both(Folder *f, const char *changed, Error *err) {
   f->begun = false;
   unlink(mark_path(f->temporary.text).text);
   return error_set(err,
-                   "'%s' was changed while ./%s was writing%s%.200s%s: it stays as it is, and what "
-                   "was made is in '%s'",
-                   f->path.text, program_invocation_short_name, name ? " (see '" : "",
-                   name ? name : "", name ? "')" : "", f->temporary.text);
+                   "'%s' was changed while ./%s was writing (see '%.200s'): it stays as it is, and "
+                   "what was made is in '%s'",
+                   f->path.text, program_invocation_short_name, changed, f->temporary.text);
 }
 
 // The mode is that of the folder that was there. A refused change does no harm.
@@ -314,7 +310,7 @@ static int take_name(Folder *f, const FolderList *now, Error *err) {
   keep_mode(f);
   int status =
       now->there ? exchange(f, &removed, err) : rename_free(f->temporary.text, f->path.text, err);
-  if (status > 0) return keep_both(f, NULL, err);
+  if (status > 0) return keep_both(f, f->path.text, err);
   if (status < 0) return -1;
   f->begun = false;
   status = directory_sync(path_parent(f->path.text).text, err);
@@ -329,7 +325,7 @@ static int take_name(Folder *f, const FolderList *now, Error *err) {
 static int replace(Folder *f, const FolderList *now, Error *err) {
   int lock;
   if (take_lock(f, f->path.text, &lock, err) != 0) return -1;
-  if (lock < 0) return keep_both(f, NULL, err);
+  if (lock < 0) return keep_both(f, f->path.text, err);
   int status = put_mark(f->path.text, err);
   if (status == 0) status = take_name(f, now, err);
   close(lock);

@@ -27,7 +27,7 @@ bool has_file(const char *folder, const char *file) {
 void sums_add(FileSums *sums, const char *name, uint64_t bytes, uint64_t checksum) {
   sums->files = xrealloc(sums->files, (size_t)(sums->count + 1) * sizeof *sums->files);
   FileSum *sum = &sums->files[sums->count++];
-  *sum = (FileSum){.bytes = bytes, .checksum = hex_text(checksum)};
+  *sum = (FileSum){.bytes = bytes, .checksum = checksum};
   snprintf(sum->name, sizeof sum->name, "%s", name);
 }
 
@@ -99,7 +99,7 @@ int sums_write(FileSums *sums, const char *folder, Error *err) {
   for (int i = 0; i < sums->count; i++) {
     json_open(&w, sums->files[i].name, '{');
     json_whole(&w, "bytes", (int64_t)sums->files[i].bytes);
-    json_string(&w, CHECKSUM_KEY, sums->files[i].checksum.text);
+    json_string(&w, CHECKSUM_KEY, hex_text(sums->files[i].checksum).text);
     json_close(&w, '}');
   }
   json_close(&w, '}');
@@ -127,10 +127,9 @@ static bool read_tree(FileSums *sums, const cJSON *root) {
                    cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, CHECKSUM_KEY));
     if (json_integer(cJSON_GetObjectItemCaseSensitive(entry, "bytes"), &bytes) != 0 || bytes < 0 ||
         !name || strlen(name) > NAME_BYTES || strchr(name, '/') || !checksum ||
-        strlen(checksum) != 16)
+        strspn(checksum, "0123456789abcdef") != 16 || checksum[16])
       return false;
-    sums_add(sums, name, (uint64_t)bytes, 0);
-    strcpy(sums->files[sums->count - 1].checksum.text, checksum);
+    sums_add(sums, name, (uint64_t)bytes, strtoull(checksum, NULL, 16));
   }
   return sums->count > 0;
 }
@@ -164,13 +163,12 @@ int sums_read(FileSums *sums, const char *folder, Error *err) {
 
 int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_t checksum,
                  Error *err) {
-  const NumberText now = hex_text(checksum);
-  if (saved->bytes == bytes && strcmp(saved->checksum.text, now.text) == 0) return 0;
+  if (saved->bytes == bytes && saved->checksum == checksum) return 0;
   return error_set(err,
                    "'%s' is not what was saved: it has %llu bytes and the checksum %s, not %llu "
                    "and %s (if it was changed on purpose, remove " CHECKSUMS_FILE " beside it)",
-                   path, (unsigned long long)bytes, now.text, (unsigned long long)saved->bytes,
-                   saved->checksum.text);
+                   path, (unsigned long long)bytes, hex_text(checksum).text,
+                   (unsigned long long)saved->bytes, hex_text(saved->checksum).text);
 }
 
 int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error *err) {

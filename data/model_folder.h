@@ -26,7 +26,7 @@ enum { NAME_BYTES = 255 }; // of a file, without folder
 typedef struct FileSum {
   char name[NAME_BYTES + 1];
   uint64_t bytes;
-  NumberText checksum; // hex_text
+  uint64_t checksum;
 } FileSum;
 typedef struct FileSums {
   int64_t step;

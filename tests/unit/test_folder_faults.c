@@ -293,7 +293,7 @@ TEST_WITH(a_link_in_the_place_of_the_folder, make_folder, NULL) {
   remove_all(path.text);
   assert_int_equal(symlink("nowhere", path.text), 0);
   expect_error(write_version(false, path.text, DURING, &err), &err,
-               "which is not there: remove it");
+               "that is not there: remove it");
   remove_all(path.text);
 }
 
