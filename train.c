@@ -12,6 +12,8 @@
 #include "model/run/run.h"
 #include "model/run/commands.h"
 
+#define NO_CONFIG "no config given; see ./train --help"
+
 // The formatter would break lines of the text in the middle of a word.
 // clang-format off
 static const char usage[] =
@@ -70,7 +72,95 @@ static int train(Run *run, Error *err) {
   return 0;
 }
 
-// ---- Messages
+// ---- Commands: each gets the words behind its own. -1 with a message, else the exit status
+
+static int command_train(const char *path, int override_count, char **overrides, Error *err) {
+  Config config;
+  Run run;
+  if (config_load(&config, path, override_count, overrides, err) != 0 ||
+      run_open(&run, &config, process_catch_signals_of_training(config.train.max_minutes > 0),
+               err) != 0)
+    return -1;
+  int status = 0;
+  if (run.finished) {
+    run_print_finished(&run);
+  } else if ((status = train(&run, err)) == 0) {
+    const bool done = run.state.step >= config.train.steps && !run.left_out;
+    const char *why = *run.stop == STOP_BY_TIME ? "max_minutes" : "signal";
+    log_stop(&run.log, run.state.step, done ? "done" : why);
+    run_print_end(&run, path, override_count, overrides);
+    status = log_complete(&run.log, err);
+  }
+  run_close(&run);
+  return status;
+}
+
+static int command_plan(int argc, char **argv, Error *err) {
+  Config config;
+  if (argc < 1) return error_set(err, NO_CONFIG);
+  return config_load(&config, argv[0], argc - 1, argv + 1, err) || plan_print(&config, err) ? -1
+                                                                                            : 0;
+}
+
+static int command_bench(int argc, char **argv, Error *err) {
+  BenchArgs args;
+  BenchResult result;
+  return bench_parse(&args, argc, argv, err) || bench_run(&args, &result, err) ? -1 : 0;
+}
+
+static int command_doctor(int argc, char **argv, Error *err) {
+  (void)argc, (void)argv, (void)err;
+  return doctor();
+}
+
+static int command_keys(int argc, char **argv, Error *err) {
+  return config_print_keys(argc > 0 ? argv[0] : "", err);
+}
+
+static int command_help(int argc, char **argv, Error *err) {
+  (void)argc, (void)argv, (void)err;
+  return fputs(usage, stdout) < 0; // printed() says why
+}
+
+static int command_version(int argc, char **argv, Error *err) {
+  (void)argc, (void)argv, (void)err;
+  return printf("coda.c train %s\n", CODA_VERSION) < 0;
+}
+
+static const struct {
+  const char *name;
+  int (*run)(int argc, char **argv, Error *err);
+} commands[] = {{"--plan", command_plan},     {"--generate", generate_command},
+                {"--eval", eval_command},     {"--bench", command_bench},
+                {"--doctor", command_doctor}, {"--help-config", command_keys},
+                {"--help", command_help},     {"--version", command_version}};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+// Its index; -1: no command has this name.
+static int find_command(const char *name) {
+  int i = COMMANDS - 1;
+  while (i >= 0 && strcmp(name, commands[i].name) != 0) i--;
+  return i;
+}
+
+// Before a run: -1 where the first word is no config, or where a command stands behind it.
+static int check_words(int argc, char **argv, Error *err) {
+  const char *first = argc > 1 ? argv[1] : "", *names[COMMANDS];
+  for (int i = 0; i < COMMANDS; i++) names[i] = commands[i].name;
+  const char *near = nearest_name(first, names, COMMANDS);
+  const PathText dashed = path_text("--%s", first);
+  if (first[0] == '\0') return error_set(err, NO_CONFIG);
+  if (first[0] == '-')
+    return error_set(err, "unknown option '%s'; %s%s%ssee ./train --help", first,
+                     near ? "did you mean " : "", near ? near : "", near ? "? " : "");
+  if (find_command(dashed.text) >= 0 && !path_exists(first))
+    return error_set(err, "there is no config '%s'; did you mean ./train %s?", first, dashed.text);
+  for (int i = 2; i < argc; i++)
+    if (find_command(argv[i]) >= 0)
+      return error_set(err, "%s comes before the config: ./train %s; see ./train --help", argv[i],
+                       argv[i]);
+  return 0;
+}
 
 static int fail(const Error *err) {
   fflush(stdout);
@@ -78,120 +168,20 @@ static int fail(const Error *err) {
   return 1;
 }
 
-// stdout is the command's result, so a failed write is an error.
-static int printed(void) {
-  Error err;
-  if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
-  error_set(&err, "cannot write to standard output: %s", strerror(errno));
-  return fail(&err);
-}
-
-static int command_train(const char *path, int override_count, char **overrides) {
-  Error err;
-  Config config;
-  Run run;
-  if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  process_catch_signals_of_training(config.train.max_minutes > 0);
-  if (run_open(&run, &config, process_stop(), &err) != 0) return fail(&err);
-  if (run.finished) {
-    run_print_finished(&run);
-    run_close(&run);
-    return 0;
-  }
-  int status = train(&run, &err);
-  if (status == 0) {
-    const bool done = run.state.step >= config.train.steps && !run.left_out;
-    const char *why = *run.stop == STOP_BY_TIME ? "max_minutes" : "signal";
-    log_stop(&run.log, run.state.step, done ? "done" : why);
-    run_print_end(&run, path, override_count, overrides);
-    status = log_complete(&run.log, &err);
-  }
-  run_close(&run);
-  return status == 0 ? 0 : fail(&err);
-}
-
-static int command_plan(const char *path, int override_count, char **overrides) {
-  Error err;
-  Config config;
-  if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  return plan_print(&config, &err) == 0 ? printed() : fail(&err);
-}
-
-static int command_generate(int argc, char **argv) {
-  Error err;
-  GenerateArgs args;
-  if (generate_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  process_catch_signals();
-  return generate_run(&args, process_stop(), &err) == 0 ? 0 : fail(&err);
-}
-
-static int command_eval(int argc, char **argv) {
-  Error err;
-  EvalArgs args;
-  if (eval_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  process_catch_signals();
-  return eval_run(&args, process_stop(), &err) == 0 ? printed() : fail(&err);
-}
-
-static int command_bench(int argc, char **argv) {
-  Error err;
-  BenchArgs args;
-  BenchResult result;
-  if (bench_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  return bench_run(&args, &result, &err) == 0 ? printed() : fail(&err);
-}
-
-static int command_doctor(void) {
-  const int failed = doctor();
-  return printed() || failed;
-}
-
-// ---- The command line
-
-static const char *const options[] = {"--plan",   "--generate",    "--eval", "--bench",
-                                      "--doctor", "--help-config", "--help", "--version"};
-enum { OPTIONS = sizeof options / sizeof *options };
-
-static bool is_option(const char *text) {
-  for (int i = 0; i < OPTIONS; i++)
-    if (strcmp(text, options[i]) == 0) return true;
-  return false;
-}
-
-// Before a run: -1 where the first word is no config, or where an option stands behind it.
-static int check_words(int argc, char **argv, Error *err) {
-  const char *first = argc > 1 ? argv[1] : "", *near = nearest_name(first, options, OPTIONS);
-  const PathText dashed = path_text("--%s", first);
-  if (first[0] == '\0' || is_option(first))
-    return error_set(err, "no config given; see ./train --help");
-  if (first[0] == '-')
-    return error_set(err, "unknown option '%s'; %s%s%ssee ./train --help", first,
-                     near ? "did you mean " : "", near ? near : "", near ? "? " : "");
-  if (is_option(dashed.text) && !path_exists(first))
-    return error_set(err, "there is no config '%s'; did you mean ./train %s?", first, dashed.text);
-  for (int i = 2; i < argc; i++)
-    if (is_option(argv[i]))
-      return error_set(err, "%s comes before the config: ./train %s; see ./train --help", argv[i],
-                       argv[i]);
-  return 0;
-}
-
 int main(int argc, char **argv) {
   Error err;
   if (stack_check(&err) != 0) return fail(&err);
   process_start(argv);
   const char *first = argc > 1 ? argv[1] : "";
-  const bool help = strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0,
-             version = strcmp(first, "--version") == 0, keys = strcmp(first, "--help-config") == 0;
-  if (help) fputs(usage, stdout);
-  if (version) printf("coda.c train %s\n", CODA_VERSION);
-  if (keys && config_print_keys(argc > 2 ? argv[2] : "", &err) != 0) return fail(&err);
-  if (help || version || keys) return printed();
-  if (strcmp(first, "--doctor") == 0) return command_doctor();
-  if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);
-  if (strcmp(first, "--eval") == 0) return command_eval(argc - 2, argv + 2);
-  if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);
-  if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
-  if (check_words(argc, argv, &err) != 0) return fail(&err);
-  return command_train(first, argc - 2, argv + 2);
+  const int command = find_command(strcmp(first, "-h") == 0 ? "--help" : first);
+  if (command < 0) {
+    const bool trained =
+        check_words(argc, argv, &err) == 0 && command_train(first, argc - 2, argv + 2, &err) == 0;
+    return trained ? 0 : fail(&err);
+  }
+  const int status = commands[command].run(argc - 2, argv + 2, &err);
+  if (status < 0) return fail(&err);
+  if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+  error_set(&err, "cannot write to standard output: %s", strerror(errno)); // it is the result
+  return fail(&err);
 }

@@ -1,3 +1,4 @@
+// --eval: how well a trained model predicts a text.
 #include "model/run/commands.h"
 
 #include <math.h>
@@ -12,44 +13,41 @@
 #include "base/command.h"
 #include "base/text.h"
 #include "data/loader.h"
-#include "model/run/backend.h"
+#include "model/run/process.h"
 #include "model/run/token_text.h"
 
-int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err) {
-  double length = 0, batch = 0;
-  if (argc < 1) return error_set(err, "--eval needs the folder of a run or checkpoint");
-  *args = (EvalArgs){.dir = argv[0]};
-  const Option options[] = {
-      {.name = "--data", .needs = "token files or a text", .text = &args->data},
-      {.name = "--documents", .needs = "mask or join", .text = &args->documents},
-      {.name = "--length", .low = 1, .high = 1e9, .number = &length},
-      {.name = "--batch", .low = 1, .high = 1e6, .number = &batch}};
-  for (int i = 1; i < argc; i++)
-    if (option_read(options, sizeof options / sizeof *options, "--eval", argc, argv, &i, err))
-      return -1;
-  args->length = (int64_t)length;
-  args->batch = (int64_t)batch;
-  const char *documents = args->documents;
-  if (documents && strcmp(documents, "mask") != 0 && strcmp(documents, "join") != 0)
-    return error_set(err, "--documents is '%s', but must be mask or join", documents);
-  if (args->data) return 0;
-  return error_set(err, "--eval needs --data FILES: token files, their folder, or a text");
-}
-
 typedef struct Evaluation {
-  const EvalArgs *args;
+  const char *data; // token files: a glob that ends in .bin, or a folder with val-*.bin; a text
+  const char *documents; // "mask", "join" (data.documents); NULL: as the run's, or mask
+  double length, batch;  // of a window, and windows at a time; 0: not given
   const volatile sig_atomic_t *stop;
   LoadedModel loaded;
   TokenIds ids;   // of a text
   TokenFile text; // over them; path NULL: the data are token files
   Loader *loader;
   int64_t T, B;
-  Batch batch;
+  Batch rows;
   int64_t done, counted; // rows so far; of them those with a loss
   TextBytes text_bytes;  // of those
   double nats;           // the sum of their losses
   Progress progress;
 } Evaluation;
+
+// The arguments behind the folder.
+static int parse(Evaluation *e, int argc, char *const *argv, Error *err) {
+  const Option options[] = {{.name = "--data", .needs = "token files or a text", .text = &e->data},
+                            {.name = "--documents", .needs = "mask or join", .text = &e->documents},
+                            {.name = "--length", .low = 1, .high = 1e9, .number = &e->length},
+                            {.name = "--batch", .low = 1, .high = 1e6, .number = &e->batch}};
+  for (int i = 1; i < argc; i++)
+    if (option_read(options, sizeof options / sizeof *options, "--eval", argc, argv, &i, err))
+      return -1;
+  const char *documents = e->documents;
+  if (documents && strcmp(documents, "mask") != 0 && strcmp(documents, "join") != 0)
+    return error_set(err, "--documents is '%s', but must be mask or join", documents);
+  if (e->data) return 0;
+  return error_set(err, "--eval needs --data FILES: token files, their folder, or a text");
+}
 
 // ---- The data
 
@@ -113,7 +111,7 @@ static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
 
 // As the run's data.documents, where the folder is one of a run's.
 static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
-  const char *folder = e->loaded.start.path, *named = e->args->documents;
+  const char *folder = e->loaded.start.path, *named = e->documents;
   Config config;
   *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
   if (named) return 0;
@@ -131,11 +129,11 @@ static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error
 
 static int open_loader(Evaluation *e, Error *err) {
   enum { DEFAULT_LENGTH = 4096 };
-  const int64_t length = e->args->length, positions = e->loaded.model.max_position_embeddings;
+  const int64_t length = (int64_t)e->length, positions = e->loaded.model.max_position_embeddings;
   if (length > positions)
     return error_set(err, "--length %lld is beyond the model's max_position_embeddings of %lld",
                      (long long)length, (long long)positions);
-  LoaderConfig config = {.pattern = e->args->data,
+  LoaderConfig config = {.pattern = e->data,
                          .split = "val",
                          .text = e->text.path ? &e->text : NULL,
                          .batch = 1,
@@ -150,7 +148,7 @@ static int open_loader(Evaluation *e, Error *err) {
 }
 
 static int open_data(Evaluation *e, Error *err) {
-  const char *data = e->args->data;
+  const char *data = e->data;
   const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
   if (!tokens && open_text(e, data, err) != 0) return error_prefix(err, "--data");
   if (open_loader(e, err) != 0) return -1;
@@ -167,13 +165,13 @@ static int open_model(Evaluation *e, Error *err) {
   enum { DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
   const ModelConfig *m = &e->loaded.model;
   const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
-  e->B = min_i64(e->args->batch > 0 ? e->args->batch : fill, e->loader->epoch.windows);
+  e->B = min_i64(e->batch > 0 ? (int64_t)e->batch : fill, e->loader->epoch.windows);
   const int64_t tokens = e->B * e->T,
                 rows =
                     min_i64(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
   Spec asked = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
   spec_documents(&asked, e->loader);
-  e->batch = batch_alloc(tokens);
+  e->rows = batch_alloc(tokens);
   text_bytes_open(&e->text_bytes, e->loaded.tokenizer);
   return loaded_load(&e->loaded, asked, "take a smaller --batch or --length", err);
 }
@@ -181,10 +179,10 @@ static int open_model(Evaluation *e, Error *err) {
 // ---- Windows
 
 static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err) {
-  batch_clear(&e->batch);
+  batch_clear(&e->rows);
   for (int64_t row = 0; row < windows; row++)
-    if (loader_window(e->loader, (uint64_t)(first + row), row, &e->batch, err) != 0) return -1;
-  loader_pad(e->loader, &e->batch, windows * e->T, (e->B - windows) * e->T);
+    if (loader_window(e->loader, (uint64_t)(first + row), row, &e->rows, err) != 0) return -1;
+  loader_pad(e->loader, &e->rows, windows * e->T, (e->B - windows) * e->T);
   return 0;
 }
 
@@ -192,9 +190,9 @@ static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
   const int64_t windows = min_i64(e->loader->epoch.windows - first, e->B),
                 all = e->loader->epoch.windows * e->T;
   if (read_batch(e, first, windows, err) != 0) return -1;
-  text_bytes_batch(&e->text_bytes, &e->batch, windows, e->T);
-  e->nats += llama_sum_of_losses(&e->loaded.llama, &e->batch);
-  e->counted += e->batch.counted;
+  text_bytes_batch(&e->text_bytes, &e->rows, windows, e->T);
+  e->nats += llama_sum_of_losses(&e->loaded.llama, &e->rows);
+  e->counted += e->rows.counted;
   e->done += windows * e->T;
   progress_show(&e->progress, (uint64_t)e->done, (uint64_t)all, (uint64_t)e->done);
   if (*e->stop)
@@ -231,10 +229,8 @@ static void report(const Evaluation *e) {
                                                  : "the model comes without a tokenizer");
 }
 
-static int evaluate(Evaluation *e, Error *err) {
-  if (loaded_open(&e->loaded, e->args->dir, err) != 0 || open_data(e, err) != 0 ||
-      open_model(e, err) != 0)
-    return -1;
+static int evaluate(Evaluation *e, const char *dir, Error *err) {
+  if (loaded_open(&e->loaded, dir, err) || open_data(e, err) || open_model(e, err)) return -1;
   e->progress = progress_begin("tokens", 1);
   int status = 0;
   for (int64_t w = 0; w < e->loader->epoch.windows && status == 0; w += e->B)
@@ -244,14 +240,17 @@ static int evaluate(Evaluation *e, Error *err) {
   return status;
 }
 
-int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err) {
-  Evaluation e = {.args = args, .stop = stop};
-  const int status = evaluate(&e, err);
+int eval_command(int argc, char **argv, Error *err) {
+  Evaluation e = {.stop = NULL};
+  if (argc < 1) return error_set(err, "--eval needs the folder of a run or checkpoint");
+  if (parse(&e, argc, argv, err) != 0) return -1;
+  e.stop = process_catch_signals();
+  const int status = evaluate(&e, argv[0], err);
   loader_close(e.loader);
   tokens_close(&e.text);
   text_bytes_close(&e.text_bytes);
   loaded_close(&e.loaded);
   free(e.ids.ids);
-  batch_free(&e.batch);
+  batch_free(&e.rows);
   return status;
 }

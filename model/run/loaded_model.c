@@ -68,13 +68,6 @@ int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err) {
   return checkpoint_load(&t->start, &t->llama, err);
 }
 
-Generator *loaded_generator(LoadedModel *t, int64_t context, Error *err) {
-  enum { ROWS = 64 };
-  const Spec asked = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
-  if (loaded_load(t, asked, "ask for fewer --tokens", err) != 0) return NULL;
-  return generator_create(&t->llama, context, err);
-}
-
 void loaded_close(LoadedModel *t) {
   llama_destroy(&t->llama);
   if (t->be) t->be->services.destroy(t->be);

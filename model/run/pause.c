@@ -3,27 +3,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "base/os.h"
 #include "base/range.h"
+#include "base/text.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
 #include "model/run/token_text.h"
 
 // ---- A sample of the model's text
 
-// A sample, as it grows.
-typedef struct SampleText {
-  char *text;
-  size_t bytes;
-} SampleText;
-
-static int append(void *sample_, const char *text, size_t bytes, Error *err) {
+static int append(void *sample, const char *text, size_t bytes, Error *err) {
   (void)err;
-  SampleText *sample = sample_;
-  sample->text = xrealloc(sample->text, sample->bytes + bytes);
-  memcpy(sample->text + sample->bytes, text, bytes);
-  sample->bytes += bytes;
+  text_append(sample, text, bytes);
   return 0;
 }
 
@@ -33,7 +24,7 @@ static bool write_sample(Run *run) {
   if (*run->stop) return false;
   const TrainConfig *c = &run->config.train;
   Error err;
-  SampleText sample = {0};
+  Text sample = {0};
   TextGeneration generation = {
       .generator = run->generator,
       .tokenizer = run->inputs.tokenizer,
@@ -47,16 +38,16 @@ static bool write_sample(Run *run) {
   if (prompt_ids(run->inputs.tokenizer, "", 0, &ids, &err) == 0 &&
       text_generate(&generation, "", 0, &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
-           sample.text);
+           sample.data);
     fflush(stdout);
-    log_sample(&run->log, run->state.step, sample.text, sample.bytes);
+    log_sample(&run->log, run->state.step, sample.data, sample.bytes);
   } else {
     fprintf(stderr, "no sample: %s\n", err.text);
   }
   range_pop();
   if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);
   free(ids.ids);
-  free(sample.text);
+  free(sample.data);
   return !*run->stop;
 }
 

@@ -34,10 +34,6 @@ void process_start(char **argv) {
 // A mutable global: a signal handler can reach nothing else.
 static volatile sig_atomic_t stop_requested = 0;
 
-const volatile sig_atomic_t *process_stop(void) {
-  return &stop_requested;
-}
-
 // The second one kills.
 static void on_signal(int number) {
   if (stop_requested == STOP_BY_SIGNAL) {
@@ -69,7 +65,7 @@ static void catch_signal(int number, void (*handler)(int), int flags) {
   sigaction(number, &action, NULL);
 }
 
-void process_catch_signals(void) {
+const volatile sig_atomic_t *process_catch_signals(void) {
   // oneDNN's code for AVX-512 keeps values below the stack pointer, where a handler's frame would
   // overwrite them. So handlers have a stack of their own, which lives as long as the process.
   static char room[64 << 10];
@@ -77,9 +73,10 @@ void process_catch_signals(void) {
   sigaltstack(&stack, NULL);
   catch_signal(SIGINT, on_signal, 0);
   catch_signal(SIGTERM, on_signal, 0);
+  return &stop_requested;
 }
 
-void process_catch_signals_of_training(bool has_time_limit) {
+const volatile sig_atomic_t *process_catch_signals_of_training(bool has_time_limit) {
   static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM};
   for (size_t i = 0; i < sizeof notices / sizeof *notices; i++) {
     struct sigaction before; // a signal that is ignored, as by nohup, stays so
@@ -92,7 +89,7 @@ void process_catch_signals_of_training(bool has_time_limit) {
   if (has_time_limit) sigaction(SIGALRM, &alarm, NULL);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); // a file's limit is the error of a write
-  process_catch_signals();
+  return process_catch_signals();
 }
 
 void process_alarm(double ms) {

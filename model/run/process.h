@@ -9,13 +9,11 @@ void process_start(char **argv);
 
 // Why the process is to stop; the last two may be followed by signals that would kill.
 enum { STOP_BY_SIGNAL = 1, STOP_BY_NOTICE, STOP_BY_TIME };
-// 0 until a signal or the alarm has come.
-const volatile sig_atomic_t *process_stop(void);
-// SIGINT and SIGTERM ask to stop; a second one kills.
-void process_catch_signals(void);
+// SIGINT and SIGTERM ask to stop; a second one kills. The value is 0 until one came.
+const volatile sig_atomic_t *process_catch_signals(void);
 // Also SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM, which never kill. SIGPIPE is ignored, so that
 // a run outlives its console, and so is SIGXFSZ: a file's limit is the error of a write.
 // has_time_limit: the kernel's SIGALRM is process_alarm's.
-void process_catch_signals_of_training(bool has_time_limit);
+const volatile sig_atomic_t *process_catch_signals_of_training(bool has_time_limit);
 // STOP_BY_TIME comes after `ms` milliseconds, at once if ms is not above 0.
 void process_alarm(double ms);

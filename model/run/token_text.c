@@ -1,5 +1,6 @@
 #include "model/run/token_text.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -78,6 +79,12 @@ int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, con
   if (status == 0) status = show(&s, text, waiting, err);
   decoder_close(s.decoder);
   return status;
+}
+
+int text_print(void *context, const char *text, size_t bytes, Error *err) {
+  (void)context;
+  if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return 0;
+  return error_set(err, "cannot write to standard output: %s", strerror(errno));
 }
 
 // ---- Counting bytes

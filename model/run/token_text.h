@@ -26,6 +26,9 @@ typedef struct TextGeneration {
 int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, const TokenIds *ids,
                   Error *err);
 
+// A TextGeneration's `show` that writes to standard output at once; its context is not looked at.
+int text_print(void *context, const char *text, size_t bytes, Error *err);
+
 // Counts the bytes of the text that token ids stand for.
 typedef struct TextBytes {
   Decoder *decoder; // NULL: there is no tokenizer, and nothing is counted
