@@ -47,24 +47,11 @@ int loaded_open(LoadedModel *t, const char *dir, Error *err) {
 
 // ---- The weights
 
-static int check_memory(const LoadedModel *t, const char *advice, Error *err) {
-  MemoryPlan plan;
-  const Spec *spec = &t->be->spec;
-  memory_plan(&plan, &t->model, spec);
-  if (plan.total_bytes <= spec->memory_bytes) return 0;
-  return error_set(err,
-                   "not enough memory: weights take %s, all together %s, and this %s has %s; %s",
-                   size_text(plan.params_bytes).text, size_text(plan.total_bytes).text, t->be->name,
-                   size_text(spec->memory_bytes).text, advice);
-}
-
 int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err) {
   const Config config = {.model = t->model, .backend = {.graphs = asked.context > 0}};
   const Spec spec = spec_resolve(&config, asked, &t->hardware);
-  t->be = backend_open(&config, &spec, &t->hardware, err);
-  if (!t->be || check_memory(t, advice, err) != 0 ||
-      llama_create(&t->llama, &t->model, t->be, err) != 0)
-    return -1;
+  if (!(t->be = backend_open(&config, &spec, &t->hardware, err))) return -1;
+  if (llama_create(&t->llama, &t->model, t->be, err) != 0) return error_append(err, "; %s", advice);
   return checkpoint_load(&t->start, &t->llama, err);
 }
 

@@ -9,11 +9,14 @@
 #include "model/run/commands.h"
 #include "model/run/run.h"
 
-// The changes that may make a run fit.
+// A search for changes that make a run fit.
 typedef struct Search {
   const Config *config;
-  const Spec *spec;
-  size_t more; // bytes of the backend's workspace beyond the estimate
+  const Spec *spec;         // of the run; NULL: each try is resolved anew on ...
+  const Hardware *hardware; // ... this
+  size_t more;              // bytes of the backend's workspace beyond the estimate
+  Error *advice;            // gets what was found ...
+  int named;                // ... so far
 } Search;
 
 // A key's value that may take less memory. Those of a key follow one another, each smaller.
@@ -42,12 +45,17 @@ static int *value_of(Config *c, const Saving *saving) {
 
 // The bytes that it lacks, on either side; 0: it fits.
 static size_t lacking(const Search *s, const Config *c) {
-  Spec spec = *s->spec;
+  Spec spec;
   MemoryPlan plan;
-  spec.batch = c->train.batch_size;
-  spec.recompute = c->train.recompute;
-  spec.recompute_layers = c->train.recompute_layers;
-  spec = spec_again(c, spec);
+  if (s->hardware) {
+    spec = spec_resolve(c, run_spec(c), s->hardware);
+  } else {
+    spec = *s->spec;
+    spec.batch = c->train.batch_size;
+    spec.recompute = c->train.recompute;
+    spec.recompute_layers = c->train.recompute_layers;
+    spec = spec_again(c, spec);
+  }
   memory_plan(&plan, &c->model, &spec);
   const size_t needed = plan.total_bytes + s->more;
   return (needed > spec.memory_bytes ? needed - spec.memory_bytes : 0) +
@@ -58,21 +66,26 @@ static bool fits(const Search *s, const Config *c) {
   return lacking(s, c) == 0;
 }
 
+// The last value of c's number `value` that fits, from one that does to one that does not, which is
+// larger or smaller.
+static int64_t last_fitting(const Search *s, Config *c, int64_t *value, int64_t good, int64_t bad) {
+  while (good - bad > 1 || bad - good > 1) {
+    const int64_t middle = *value = good + (bad - good) / 2;
+    *(fits(s, c) ? &good : &bad) = middle;
+  }
+  return *value = good;
+}
+
 static bool chunks_divide(const Config *c) {
   const TrainConfig *t = &c->train;
   return t->loss_chunks == 0 || t->batch_size * t->sequence_length % t->loss_chunks == 0;
 }
 
 // The largest batch below this one that fits, and that the loss' chunks divide; 0: none does.
-static int64_t fitting_batch(const Search *s) {
-  Config c = *s->config;
-  int64_t least = 0, too_large = s->spec->batch;
-  while (too_large - least > 1) {
-    const int64_t middle = c.train.batch_size = least + (too_large - least) / 2;
-    *(fits(s, &c) ? &least : &too_large) = middle;
-  }
-  for (c.train.batch_size = least; !chunks_divide(&c); c.train.batch_size--) continue;
-  return c.train.batch_size;
+static int64_t fitting_batch(const Search *s, Config c, int64_t too_large) {
+  int64_t *batch = &c.train.batch_size;
+  for (last_fitting(s, &c, batch, 0, too_large); !chunks_divide(&c); *batch -= 1) continue;
+  return *batch;
 }
 
 // The fewest micro-batches that fit and make the same step together; 0: none do.
@@ -88,12 +101,12 @@ static int64_t fitting_micro_batches(const Search *s) {
 }
 
 // "; it would fit with A", and from the second on ", or with B".
-static void name_one(int *named, Error *err) {
-  error_append(err, "%s", (*named)++ == 0 ? "; it would fit with " : ", or with ");
+static void name_one(Search *s, const char *change) {
+  error_append(s->advice, "%s%s", s->named++ == 0 ? "; it would fit with " : ", or with ", change);
 }
 
 // Lists every single change that makes the run fit; for each key, the mildest.
-static void advise_savings(const Search *s, int *named, Error *err) {
+static void advise_savings(Search *s) {
   size_t before = SIZE_MAX; // the key that was named last
   for (int i = 0; i < SAVINGS; i++) {
     const Saving *saving = &savings[i];
@@ -101,87 +114,61 @@ static void advise_savings(const Search *s, int *named, Error *err) {
     if (*value_of(&c, saving) == saving->value || saving->offset == before) continue;
     *value_of(&c, saving) = saving->value;
     if (!fits(s, &c)) continue;
-    name_one(named, err);
-    error_append(err, "%s", saving->text);
+    name_one(s, saving->text);
     before = saving->offset;
   }
 }
 
-// A key that saves memory in layers, and the one that says in how many.
+// A key that saves memory in layers; the one that says in how many has this name and "_layers".
 typedef struct LayersKey {
-  const char *what, *name;
-  size_t what_offset, offset; // of the first one's int and the other's int64_t in a Config
+  const char *name;
+  size_t offset, layers_offset; // of its int and the other's int64_t in a Config
 } LayersKey;
 
 enum { LAYERS_KEYS = 2 };
 static const LayersKey layers_keys[LAYERS_KEYS] = {
-    {"train.recompute", "train.recompute_layers", offsetof(Config, train.recompute),
+    {"train.recompute", offsetof(Config, train.recompute),
      offsetof(Config, train.recompute_layers)},
-    {"backend.offload", "backend.offload_layers", offsetof(Config, backend.offload),
+    {"backend.offload", offsetof(Config, backend.offload),
      offsetof(Config, backend.offload_layers)}};
 
-static bool in_use(const Config *c, const LayersKey *key) {
-  return *(const int *)((const char *)c + key->what_offset) != 0; // RECOMPUTE_NONE, OFFLOAD_NONE
+// The fewest layers with which the run fits, and how many there are now; -1 where the key is not in
+// use, or the run does not fit with all layers.
+static int64_t fewest_layers(const Search *s, const LayersKey *key, int64_t *now) {
+  Config c = *s->config;
+  int *what = (int *)((char *)&c + key->offset);
+  int64_t *layers = (int64_t *)((char *)&c + key->layers_offset);
+  const int used = *what;
+  if (used == 0) return -1; // RECOMPUTE_NONE, OFFLOAD_NONE
+  *now = *layers;
+  *what = 0;
+  if (fits(s, &c)) return 0;
+  *what = used;
+  *layers = c.model.num_hidden_layers;
+  return fits(s, &c) ? last_fitting(s, &c, layers, *layers, 0) : -1;
 }
 
-static int64_t layers_in(const Config *c, const LayersKey *key) {
-  return *(const int64_t *)((const char *)c + key->offset);
-}
-
-typedef bool Fits(const Config *config, const void *context);
-
-static bool fits_with(const Config *config, const LayersKey *key, int64_t layers, Fits *fitting,
-                      const void *context) {
-  Config c = *config;
-  if (layers == 0)
-    *(int *)((char *)&c + key->what_offset) = 0;
-  else
-    *(int64_t *)((char *)&c + key->offset) = layers;
-  return fitting(&c, context);
-}
-
-// The fewest layers with which the run fits, from 0 on; -1 where it does not with all of them.
-static int64_t fewest_layers(const Config *c, const LayersKey *key, Fits *fitting,
-                             const void *context) {
-  int64_t most = c->model.num_hidden_layers, too_few = -1;
-  if (!fits_with(c, key, most, fitting, context)) return -1;
-  while (most - too_few > 1) {
-    const int64_t middle = too_few + (most - too_few) / 2;
-    *(fits_with(c, key, middle, fitting, context) ? &most : &too_few) = middle;
-  }
-  return most;
-}
-
-static bool fits_search(const Config *c, const void *search) {
-  return fits(search, c);
-}
-
-static void advise_layers(const Search *s, int *named, Error *err) {
+static void advise_layers(Search *s) {
   for (int i = 0; i < LAYERS_KEYS; i++) {
-    const LayersKey *key = &layers_keys[i];
-    const int64_t layers =
-        in_use(s->config, key) ? fewest_layers(s->config, key, fits_search, s) : -1;
-    if (layers <= layers_in(s->config, key)) continue;
-    name_one(named, err);
-    error_append(err, "%s=%lld", key->name, (long long)layers);
+    int64_t now = 0;
+    const long long layers = fewest_layers(s, &layers_keys[i], &now);
+    if (layers > now) name_one(s, path_text("%s_layers=%lld", layers_keys[i].name, layers).text);
   }
 }
 
-static void advise_batches(const Search *s, int *named, Error *err) {
+static void advise_batches(Search *s) {
   const TrainConfig *t = &s->config->train;
-  const int64_t batch = fitting_batch(s), k = batch > 0 ? fitting_micro_batches(s) : 0;
-  if (k > 0) {
-    name_one(named, err);
-    error_append(err, "train.gradient_accumulation=%lld train.batch_size=%lld",
-                 (long long)(t->gradient_accumulation * k), (long long)(t->batch_size / k));
-  }
-  if (batch == 0) return;
-  name_one(named, err);
-  error_append(err, "train.batch_size=%lld", (long long)batch);
+  const long long batch = fitting_batch(s, *s->config, s->spec->batch),
+                  k = batch > 0 ? fitting_micro_batches(s) : 0;
+  if (k > 0)
+    name_one(s, path_text("train.gradient_accumulation=%lld train.batch_size=%lld",
+                          t->gradient_accumulation * k, t->batch_size / k)
+                    .text);
+  if (batch > 0) name_one(s, path_text("train.batch_size=%lld", batch).text);
 }
 
 // Several savings, with this batch. False where all of them are not enough.
-static bool advise_together(const Search *s, int64_t batch, Error *err) {
+static bool advise_together(const Search *s, int64_t batch) {
   Config c = *s->config;
   c.train.batch_size = batch;
   for (int i = 0; i < SAVINGS && !fits(s, &c); i++) {
@@ -195,28 +182,27 @@ static bool advise_together(const Search *s, int64_t batch, Error *err) {
     *value_of(&more, &savings[i]) = *value_of(&was, &savings[i]);
     if (fits(s, &more)) c = more;
   }
-  error_append(err, "; it would fit with");
+  error_append(s->advice, "; it would fit with");
   for (int i = 0; i < SAVINGS; i++) {
     Config was = *s->config;
     const int now = *value_of(&c, &savings[i]);
     if (now == savings[i].value && now != *value_of(&was, &savings[i]))
-      error_append(err, " %s", savings[i].text);
+      error_append(s->advice, " %s", savings[i].text);
   }
   if (batch != s->config->train.batch_size)
-    error_append(err, " train.batch_size=%lld", (long long)batch);
+    error_append(s->advice, " train.batch_size=%lld", (long long)batch);
   return true;
 }
 
 void plan_advise(const Config *c, const Spec *spec, Error *err) {
   const size_t estimate = spec_again(c, *spec).workspace_bytes, there = spec->workspace_bytes;
-  const Search s = {.config = c, .spec = spec, .more = there > estimate ? there - estimate : 0};
-  int named = 0;
+  Search s = {
+      .config = c, .spec = spec, .more = there > estimate ? there - estimate : 0, .advice = err};
   if (fits(&s, c)) return; // it was refused for another reason
-  advise_layers(&s, &named, err);
-  advise_savings(&s, &named, err);
-  advise_batches(&s, &named, err);
-  if (named > 0 || advise_together(&s, c->train.batch_size, err) || advise_together(&s, 1, err))
-    return;
+  advise_layers(&s);
+  advise_savings(&s);
+  advise_batches(&s);
+  if (s.named > 0 || advise_together(&s, c->train.batch_size) || advise_together(&s, 1)) return;
   error_append(err, "; not even one sequence would fit: take a smaller model, a shorter "
                     "train.sequence_length or more train.loss_chunks");
 }
@@ -234,74 +220,55 @@ int plan_check(const Config *c, const Spec *spec, Error *err) {
 
 // ---- The largest runs that fit
 
-static bool fits_hardware(const Config *c, const void *hardware) {
-  const Spec spec = spec_resolve(c, run_spec(c), hardware);
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, &spec);
-  return plan.total_bytes <= spec.memory_bytes && plan.host_needed <= spec.host_bytes;
-}
-
-static bool limit_fits(const Config *c, const Hardware *h, int64_t batch, int64_t length) {
-  Config tried = *c;
-  tried.train.batch_size = batch;
-  tried.train.sequence_length = length;
-  return fits_hardware(&tried, h);
-}
-
 // The i-th length that is tried, ascending. Loss chunks divide it well.
 static int64_t window_length(int64_t i) {
   return i < 16 ? i : (16 + i % 16) << (i / 16 - 1);
 }
 
-PlanLimits plan_limits(const Config *c, const Hardware *h) {
-  const int64_t T = c->train.sequence_length, chunks = c->train.loss_chunks;
-  int64_t least = 0, too_large = 1;
-  while (window_length(too_large) <= MAX_TOKENS) too_large++;
-  while (too_large - least > 1) {
-    const int64_t middle = least + (too_large - least) / 2;
-    *(limit_fits(c, h, 1, window_length(middle)) ? &least : &too_large) = middle;
-  }
-  PlanLimits limits = {.window = window_length(least)};
+PlanLimits plan_limits(const Config *config, const Hardware *h) {
+  const Search s = {.config = config, .hardware = h};
+  const int64_t T = config->train.sequence_length, chunks = config->train.loss_chunks;
+  PlanLimits limits = {.window = 0};
+  Config c = *config;
+  c.train.batch_size = 1;
+  for (int64_t i = 1; (c.train.sequence_length = window_length(i)) <= MAX_TOKENS && fits(&s, &c);
+       i++)
+    limits.window = c.train.sequence_length;
   if (chunks > 0) limits.window -= limits.window % chunks;
-  for (too_large = MAX_TOKENS / T + 1; too_large - limits.batch > 1;) {
-    const int64_t middle = limits.batch + (too_large - limits.batch) / 2;
-    *(limit_fits(c, h, middle, T) ? &limits.batch : &too_large) = middle;
-  }
-  while (chunks > 0 && limits.batch * T % chunks != 0) limits.batch--;
+  limits.batch = fitting_batch(&s, *config, MAX_TOKENS / T + 1);
   return limits;
 }
 
 static void print_limits(const Config *c, const Hardware *h) {
+  const Search s = {.config = c, .hardware = h};
   const PlanLimits limits = plan_limits(c, h);
-  const char *positions = limits.window > c->model.max_position_embeddings
-                              ? " (raise model.max_position_embeddings for that)"
-                              : "";
   if (limits.window == 0) return;
   printf("  at most train.sequence_length=%lld with train.batch_size=1%s", (long long)limits.window,
-         positions);
+         limits.window > c->model.max_position_embeddings
+             ? " (raise model.max_position_embeddings for that)"
+             : "");
   if (limits.batch > 0)
     printf("; or train.batch_size=%lld with train.sequence_length=%lld", (long long)limits.batch,
            (long long)c->train.sequence_length);
   printf("\n");
   for (int i = 0; i < LAYERS_KEYS; i++) {
-    const LayersKey *key = &layers_keys[i];
-    const int64_t layers = in_use(c, key) ? fewest_layers(c, key, fits_hardware, h) : -1;
+    int64_t now = 0;
+    const int64_t layers = fewest_layers(&s, &layers_keys[i], &now);
     if (layers == 0)
-      printf("  %s=none fits, too\n", key->what);
-    else if (layers > 0 && layers < layers_in(c, key))
-      printf("  %s=%lld is enough\n", key->name, (long long)layers);
+      printf("  %s=none fits, too\n", layers_keys[i].name);
+    else if (layers > 0 && layers < now)
+      printf("  %s_layers=%lld is enough\n", layers_keys[i].name, (long long)layers);
   }
 }
 
 static void print_device(const Config *c, const Spec *spec, const Hardware *h,
                          const MemoryPlan *plan) {
-  Error advice = {""};
+  Error ignored, advice = {""};
   const bool enough =
-      plan->total_bytes <= spec->memory_bytes && memory_check_host(plan, spec, &advice) == 0;
+      plan->total_bytes <= spec->memory_bytes && memory_check_host(plan, spec, &ignored) == 0;
+  if (!enough) plan_advise(c, spec, &advice);
   printf("  this %s has %s free", h->gpu ? "GPU" : "cpu", size_text(spec->memory_bytes).text);
   if (plan->host_bytes > 0) printf(", and the host %s", size_text(spec->host_bytes).text);
-  advice.text[0] = '\0';
-  if (!enough) plan_advise(c, spec, &advice);
   printf(": the run %s%s\n", enough ? "fits" : "does not fit", advice.text);
   print_limits(c, h);
   if (h->gpu) printf("  the workspace is an estimate: what it is a run says when it starts\n");
