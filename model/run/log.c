@@ -11,7 +11,7 @@
 
 #include "base/os.h"
 #include "base/memory.h"
-#include "model/run/backend.h"
+#include "model/run/run.h"
 
 TimeText time_text(double seconds) {
   TimeText t;
@@ -214,36 +214,38 @@ static void put_sources(JsonWriter *w, const Loader *loader) {
   json_close(w, ']');
 }
 
-static void put_data(JsonWriter *w, const StartFacts *f) {
-  const Epoch *train = &f->train->epoch;
+static void put_data(JsonWriter *w, const Run *run) {
+  const Loader *train = run->inputs.train, *val = run->inputs.val;
+  const Epoch *e = &train->epoch;
   json_open(w, "data", '{');
-  json_whole(w, "train_tokens", train->tokens);
-  json_whole(w, "train_files", f->train->file_count);
-  json_whole(w, "train_counted", train->counted);
-  json_whole(w, "val_tokens", f->val ? f->val->epoch.tokens : 0);
-  json_whole(w, "val_counted", f->val ? f->val->epoch.counted : 0);
-  put_number(w, "epochs", f->epochs);
-  if (loader_packs(f->train)) {
-    json_whole(w, "documents", train->documents);
-    json_whole(w, "cut", train->cut);
-    put_number(w, "padding", train->padding);
+  json_whole(w, "train_tokens", e->tokens);
+  json_whole(w, "train_files", train->file_count);
+  json_whole(w, "train_counted", e->counted);
+  json_whole(w, "val_tokens", val ? val->epoch.tokens : 0);
+  json_whole(w, "val_counted", val ? val->epoch.counted : 0);
+  put_number(w, "epochs", run_epochs(run));
+  if (loader_packs(train)) {
+    json_whole(w, "documents", e->documents);
+    json_whole(w, "cut", e->cut);
+    put_number(w, "padding", e->padding);
   }
-  if (f->train->source_count > 1) put_sources(w, f->train);
+  if (train->source_count > 1) put_sources(w, train);
   json_close(w, '}');
 }
 
-static void put_memory(JsonWriter *w, const StartFacts *f) {
+static void put_memory(JsonWriter *w, const Run *run) {
+  const MemoryPlan *plan = &run->llama.plan;
+  const SavesPlan *saves = &run->saves.plan;
   json_open(w, "memory", '{');
-  json_whole(w, "planned", (int64_t)f->plan->total_bytes);
-  json_whole(w, "free", (int64_t)f->be->spec.memory_bytes);
-  if (f->plan->host_bytes > 0) {
-    json_whole(w, "host", (int64_t)f->plan->host_bytes);
-    json_whole(w, "host_free", (int64_t)f->be->spec.host_bytes);
+  json_whole(w, "planned", (int64_t)plan->total_bytes);
+  json_whole(w, "free", (int64_t)run->be->spec.memory_bytes);
+  if (plan->host_bytes > 0) {
+    json_whole(w, "host", (int64_t)plan->host_bytes);
+    json_whole(w, "host_free", (int64_t)run->be->spec.host_bytes);
   }
-  json_whole(w, "host_copy", (int64_t)f->host_copy);
+  json_whole(w, "host_copy", saves->background ? (int64_t)saves->bytes : 0);
   json_open(w, "items", '[');
-  for (int i = 0; i < f->plan->count; i++) {
-    const PlanItem *item = &f->plan->items[i];
+  for (const PlanItem *item = plan->items; item < plan->items + plan->count; item++) {
     json_open(w, NULL, '{');
     json_string(w, "name", item->name);
     json_string(w, "shape", item->shape);
@@ -255,25 +257,26 @@ static void put_memory(JsonWriter *w, const StartFacts *f) {
   json_close(w, '}');
 }
 
-void log_start(RunLog *log, const StartFacts *f) {
-  JsonWriter *w = begin_record(log, "start", f->step);
-  json_whole(w, "steps", log->steps);
-  json_whole(w, "parameters", model_parameters(&f->config->model, true));
-  json_whole(w, "tokens_per_step", tokens_per_step(f->config));
-  put_number(w, "flops_per_step", flops_per_step(f->config));
-  json_string(w, "backend", f->be->name);
-  json_string(w, "device", f->be->description);
-  json_string(w, "costs", f->be->costs);
-  put_data(w, f);
-  if (f->tokenizer)
-    json_string(w, "tokenizer", f->tokenizer);
+void log_start(Run *run) {
+  const Config *c = &run->config;
+  JsonWriter *w = begin_record(&run->log, "start", run->state.step);
+  json_whole(w, "steps", run->log.steps);
+  json_whole(w, "parameters", model_parameters(&c->model, true));
+  json_whole(w, "tokens_per_step", tokens_per_step(c));
+  put_number(w, "flops_per_step", flops_per_step(c));
+  json_string(w, "backend", run->be->name);
+  json_string(w, "device", run->be->description);
+  json_string(w, "costs", run->be->costs);
+  put_data(w, run);
+  if (run->inputs.tokenizer)
+    json_string(w, "tokenizer", tokenizer_facts(run->inputs.tokenizer)->name);
   else
     json_raw(w, "tokenizer", "null");
-  put_memory(w, f);
-  config_write(w, "config", f->config);
-  json_bool(w, "resumed", f->changes);
-  if (f->changes) json_string(w, "changes", f->changes);
-  end_record(log);
+  put_memory(w, run);
+  config_write(w, "config", c);
+  json_bool(w, "resumed", run->start.changes);
+  if (run->start.changes) json_string(w, "changes", run->start.changes);
+  end_record(&run->log);
 }
 
 void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken) {

@@ -43,6 +43,8 @@
 #include "model/tensors.h"
 #include "model/config/config.h"
 
+typedef struct Run Run; // model/run/run.h
+
 typedef struct RunLog {
   bool opened, abandoned;
   int fd;
@@ -57,19 +59,6 @@ typedef struct RunLog {
   double ms_mean;               // running mean of a step's time, for the time left
   double opened_ms, printed_ms; // when the log was opened, and the last progress line printed
 } RunLog;
-
-typedef struct StartFacts {
-  int64_t step;
-  const Config *config;
-  const Backend *be;
-  const MemoryPlan *plan;
-  size_t host_copy;      // bytes of the copy that saves are made from; 0: there is none
-  const Loader *train;   // the data
-  const Loader *val;     // NULL: no validation
-  double epochs;         // of train
-  const char *tokenizer; // its name; NULL: not known
-  const char *changes;   // NULL: not resumed
-} StartFacts;
 
 typedef struct StepLine {
   int64_t step; // 1-based: steps done
@@ -101,7 +90,7 @@ void log_sync(RunLog *log);
 int log_complete(const RunLog *log, Error *err);
 // Whether the run in this folder ended at this step, with its validation and sample.
 bool log_has_end(const char *run_dir, int64_t step);
-void log_start(RunLog *log, const StartFacts *facts);
+void log_start(Run *run); // once all is open
 void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken);
 // Prints the progress line of the first and the last step, of one that was skipped, and otherwise
 // once a second, after a minute once in ten.

@@ -196,7 +196,8 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
     run_close(run);
     return -1;
   }
-  run_report_start(run);
+  run_print_start(run);
+  log_start(run);
   phase_end(&run->phases, "output");
   return 0;
 }

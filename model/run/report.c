@@ -40,10 +40,8 @@ static void check_threads(const Config *c) {
   const ThreadsAsked asked = threads_asked("");
   const int threads = set ? (int)c->backend.threads : asked.count, usable = processors_usable("");
   if (threads > usable)
-    printf("warning    %d threads, %s, share %d processor%s: steps take longer; try "
-           "backend.threads=%d\n",
-           threads, set ? "as backend.threads asks" : asked.why, usable, usable == 1 ? "" : "s",
-           usable);
+    printf("warning    %d threads, %s, share %d processor%s: try backend.threads=%d\n", threads,
+           set ? "as backend.threads asks" : asked.why, usable, usable == 1 ? "" : "s", usable);
 }
 
 // Trained weights take lower rates and fewer tokens. A trial of a few steps is no training.
@@ -55,26 +53,22 @@ static void check_training(const Config *c) {
                parameters = (double)model_parameters(&c->model, true), each = tokens_per_step(c),
                tokens = (double)steps * each, share = tokens / parameters;
   const bool untrained = c->train.init_from[0] == '\0', whole = untrained && steps >= TRIAL;
-  if (rate > 5 * usual)
-    printf("warning    optimizer.learning_rate %g is far above the usual %.2g of a width of "
-           "%lld: the loss may jump or diverge; try optimizer.learning_rate=%.2g\n",
-           rate, usual, width, usual);
-  if (untrained && rate < usual / 10)
-    printf("warning    optimizer.learning_rate %g is far below the usual %.2g of a width of "
-           "%lld: the loss falls slowly; try optimizer.learning_rate=%.2g\n",
-           rate, usual, width, usual);
+  if (rate > 5 * usual || (untrained && rate < usual / 10))
+    printf("warning    optimizer.learning_rate %g is far %s the usual %.2g of a width of %lld: "
+           "the loss %s\n",
+           rate, rate > usual ? "above" : "below", usual, width,
+           rate > usual ? "may jump or diverge" : "falls slowly");
   if (warmup > steps / 2)
-    printf("warning    optimizer.warmup_steps %lld is more than half of the %lld steps: "
-           "little is left at the full rate; try optimizer.warmup_steps=%lld\n",
+    printf("warning    optimizer.warmup_steps %lld is more than half of the %lld steps; try %lld\n",
            warmup, steps, steps / 20);
   if (whole && share < 0.1)
-    printf("warning    %s tokens are %.3f for each parameter: the model learns little of what "
-           "it could; 20 are usual: try train.steps=%.0f, or a smaller model\n",
-           count_text(tokens).text, share, ceil(USUAL * parameters / each));
+    printf("warning    %s tokens are %.3f for each parameter, but %d are usual: try "
+           "train.steps=%.0f, or a smaller model\n",
+           count_text(tokens).text, share, USUAL, ceil(USUAL * parameters / each));
   if (whole && share > 2000)
-    printf("warning    %s tokens are %.0f for each parameter: a larger model would learn more "
-           "from them; 20 are usual: try one of %s parameters\n",
-           count_text(tokens).text, share, count_text(tokens / USUAL).text);
+    printf("warning    %s tokens are %.0f for each parameter, but %d are usual: try a model of %s "
+           "parameters\n",
+           count_text(tokens).text, share, USUAL, count_text(tokens / USUAL).text);
 }
 
 void recipe_print(const Config *c, bool gpu, bool resumed) {
@@ -123,40 +117,24 @@ static void print_backend(const Run *run) {
   printf("\n");
 }
 
-// Of the whole run.
-static double epochs(const Run *run) {
-  const TrainConfig *t = &run->config.train;
-  return (double)(t->steps * t->batch_size * t->gradient_accumulation) /
-         (double)run->inputs.train->epoch.windows;
-}
-
-typedef struct CountedText {
-  char text[64];
-} CountedText;
-
 // ", of which 1.2k count", where not all of the tokens to predict do.
-static CountedText counted_text(int64_t targets, int64_t counted) {
-  CountedText t = {""};
-  if (counted < targets)
-    snprintf(t.text, sizeof t.text, ", of which %s count", count_text((double)counted).text);
-  return t;
+static void print_counted(int64_t targets, int64_t counted) {
+  if (counted < targets) printf(", of which %s count", count_text((double)counted).text);
 }
 
-// The share of the windows, where it is not that of the tokens that count.
-static void print_windows_share(double weight, double share) {
-  if (fabs(weight - share) >= 5e-4) printf(", %.3g %% of the windows", 100 * weight);
-}
-
-// Of each source its share, its tokens, and how often the whole run reads it.
+// Of each source its share of the tokens that count, where it differs also of the windows, and how
+// often the whole run reads it.
 static void print_sources(const Run *run) {
   const Loader *loader = run->inputs.train;
-  const double sequences = epochs(run) * (double)loader->epoch.windows;
+  const double sequences = run_epochs(run) * (double)loader->epoch.windows;
   for (int i = 0; i < loader->source_count; i++) {
     const Source *s = &loader->sources[i];
-    printf("%s%.3g %% of '%s' (%s tokens%s", i > 0 ? ", " : "", 100 * s->share, s->name,
-           count_text((double)s->tokens).text, counted_text(s->targets, s->counted).text);
-    print_windows_share(loader->weights[i], s->share);
-    printf(", %.2f epochs)", loader->weights[i] * sequences / (double)s->windows);
+    const double weight = loader->weights[i];
+    printf("%s%.3g %% of '%s' (%s tokens", i > 0 ? ", " : "", 100 * s->share, s->name,
+           count_text((double)s->tokens).text);
+    print_counted(s->targets, s->counted);
+    if (fabs(weight - s->share) >= 5e-4) printf(", %.3g %% of the windows", 100 * weight);
+    printf(", %.2f epochs)", weight * sequences / (double)s->windows);
   }
 }
 
@@ -170,66 +148,59 @@ static void print_documents(const Run *run) {
     printf("; where documents end is not known");
 }
 
+static void print_data(const Run *run) {
+  const Loader *train = run->inputs.train, *val = run->inputs.val;
+  printf("data       ");
+  if (train->source_count > 1) {
+    print_sources(run);
+  } else {
+    printf("%s training tokens in %d file%s", count_text((double)train->epoch.tokens).text,
+           train->file_count, train->file_count == 1 ? "" : "s");
+    print_counted(train->epoch.targets, train->epoch.counted);
+  }
+  if (val) {
+    printf(", %s validation tokens", count_text((double)val->epoch.tokens).text);
+    print_counted(val->epoch.targets, val->epoch.counted);
+  }
+  print_documents(run);
+  printf("\n");
+}
+
 static void print_tokenizer(const Run *run) {
-  const TokenizerFacts *facts =
-      run->inputs.tokenizer ? tokenizer_facts(run->inputs.tokenizer) : NULL;
   const long long V = run->config.model.vocab_size;
-  if (!facts) {
-    printf("\ntokenizer  not known: no samples; data.tokenizer may name it\n");
+  if (!run->inputs.tokenizer) {
+    printf("tokenizer  not known: no samples; data.tokenizer may name it\n");
     return;
   }
-  printf("\ntokenizer  %s, %lld tokens", facts->name, (long long)facts->vocab_size);
+  const TokenizerFacts *facts = tokenizer_facts(run->inputs.tokenizer);
+  printf("tokenizer  %s, %lld tokens", facts->name, (long long)facts->vocab_size);
   if (facts->vocab_size > V)
     printf("; the model knows the first %lld alone, and the token files have no others", V);
   printf("\n");
 }
 
-static void warn_of_common_files(const Run *run) {
-  const TokenFile *file =
-      run->inputs.val ? loader_common(run->inputs.val, run->inputs.train) : NULL;
-  if (!file) return;
-  printf("warning    data.val: '%s' is a training file, too: a loss on it does not tell how well "
-         "the model does on new text\n",
-         file->path);
-}
-
-static void print_data(const Run *run) {
+static void print_steps(const Run *run) {
   const TrainConfig *t = &run->config.train;
-  const Loader *train = run->inputs.train, *val = run->inputs.val;
-  const bool mixed = train->source_count > 1;
-  const int files = train->file_count;
-  const long long tokens = t->sequence_length, sequences = t->batch_size;
-  printf("data       ");
-  if (mixed)
-    print_sources(run);
-  else
-    printf("%s training tokens in %d file%s%s", count_text((double)train->epoch.tokens).text, files,
-           files == 1 ? "" : "s", counted_text(train->epoch.targets, train->epoch.counted).text);
-  if (val)
-    printf(", %s validation tokens%s", count_text((double)val->epoch.tokens).text,
-           counted_text(val->epoch.targets, val->epoch.counted).text);
-  print_documents(run);
-  print_tokenizer(run);
+  const bool accumulates = t->gradient_accumulation > 1;
   printf("steps      %lld of ", (long long)t->steps);
-  if (t->gradient_accumulation > 1) printf("%lld x ", (long long)t->gradient_accumulation);
-  printf("%lld x %lld tokens (%ssequences x length)", sequences, tokens,
-         t->gradient_accumulation > 1 ? "accumulation x " : "");
-  if (!mixed) printf(", %.2f epochs", epochs(run));
+  if (accumulates) printf("%lld x ", (long long)t->gradient_accumulation);
+  printf("%lld x %lld tokens (%ssequences x length)", (long long)t->batch_size,
+         (long long)t->sequence_length, accumulates ? "accumulation x " : "");
+  if (run->inputs.train->source_count == 1) printf(", %.2f epochs", run_epochs(run));
   printf("\n");
 }
 
 static void print_memory(const Run *run) {
   const SavesPlan *saves = &run->saves.plan;
-  const PlanItem *most = run->llama.plan.items; // of the device's
-  for (int i = 1; i < run->llama.plan.count; i++)
-    if (!run->llama.plan.items[i].host &&
-        (most->host || run->llama.plan.items[i].bytes > most->bytes))
-      most = &run->llama.plan.items[i];
+  const MemoryPlan *plan = &run->llama.plan;
+  const PlanItem *most = plan->items; // of the device's
+  for (const PlanItem *item = plan->items; item < plan->items + plan->count; item++)
+    if (!item->host && (most->host || item->bytes > most->bytes)) most = item;
   printf("memory     %s, the largest part %s for %s; %s were free",
-         size_text(run->llama.plan.total_bytes).text, size_text(most->bytes).text, most->name,
+         size_text(plan->total_bytes).text, size_text(most->bytes).text, most->name,
          size_text(run->be->spec.memory_bytes).text);
-  if (run->llama.plan.host_bytes > 0)
-    printf("; on the host %s offloaded, of %s", size_text(run->llama.plan.host_bytes).text,
+  if (plan->host_bytes > 0)
+    printf("; on the host %s offloaded, of %s", size_text(plan->host_bytes).text,
            size_text(run->be->spec.host_bytes).text);
   if (saves->background)
     printf("; on the host %s for saves", size_text(saves->bytes).text);
@@ -239,47 +210,36 @@ static void print_memory(const Run *run) {
   printf("\n");
 }
 
-static void print_start(const Run *run) {
+static void print_profile(const Run *run) {
+  const long long first = run->state.step + PROFILE_START, steps = run->config.output.profile_steps;
+  if (steps == 0) return;
+  printf("profile    steps %lld to %lld%s\n", first, first + steps - 1,
+         first > run->config.train.steps ? ", which this run does not reach" : "");
+}
+
+void run_print_start(const Run *run) {
   const Config *c = &run->config;
+  const Loader *val = run->inputs.val;
+  const TokenFile *common = val ? loader_common(val, run->inputs.train) : NULL;
   if (!run->start.resumed && strcmp(c->train.resume, "auto") == 0)
     printf("output.dir '%s' has no checkpoint to resume: a new run begins\n", c->output.dir);
   printf("model      %s\n", model_text(&c->model).text);
   print_backend(run);
   print_data(run);
+  print_tokenizer(run);
+  print_steps(run);
   print_memory(run);
   if (run->start.resumed)
     print_resumed(run);
   else
     config_print(c);
   recipe_print(c, runs_on_gpu(&run->be->spec), run->start.resumed);
-  warn_of_common_files(run);
-  const long long first = run->state.step + PROFILE_START,
-                  last = first + c->output.profile_steps - 1;
-  if (c->output.profile_steps > 0)
-    printf("profile    steps %lld to %lld%s\n", first, last,
-           first > c->train.steps ? ", which this run does not reach" : "");
+  if (common)
+    printf("warning    data.val: '%s' is a training file, too: a loss on it does not tell how well "
+           "the model does on new text\n",
+           common->path);
+  print_profile(run);
   fflush(stdout);
-}
-
-static void log_begin(Run *run) {
-  const SavesPlan *saves = &run->saves.plan;
-  const StartFacts facts = {
-      .step = run->state.step,
-      .config = &run->config,
-      .be = run->be,
-      .plan = &run->llama.plan,
-      .host_copy = saves->background ? saves->bytes : 0,
-      .train = run->inputs.train,
-      .val = run->inputs.val,
-      .epochs = epochs(run),
-      .tokenizer = run->inputs.tokenizer ? tokenizer_facts(run->inputs.tokenizer)->name : NULL,
-      .changes = run->start.changes};
-  log_start(&run->log, &facts);
-}
-
-void run_report_start(Run *run) {
-  print_start(run);
-  log_begin(run);
 }
 
 // ---- The end
@@ -300,21 +260,16 @@ static bool is_chat(const Run *run) {
          template_choose(run->inputs.tokenizer, NULL, "", &ignored);
 }
 
-// RUN/best where it is kept and is not the end, else "".
-static PathText best_of(const Run *run) {
-  const PathText best = path_text("%s/" BEST_LINK, run->config.output.dir);
-  const bool other =
-      isfinite(run->state.best_val_loss) && run->state.best_val_step < run->state.step;
-  return path_text("%s",
-                   run->config.train.keep_best && other && path_exists(best.text) ? best.text : "");
-}
-
+// The checkpoint, and RUN/best where it is kept and is not the end.
 static void print_model(const Run *run) {
-  const PathText best = best_of(run), saved = path_text("%s", run->saves.path.text);
-  print_word("the model: ", shell_word(saved.text));
-  if (best.text[0]) print_word("; the best by validation: ", shell_word(best.text));
+  const PathText best = path_text("%s/" BEST_LINK, run->config.output.dir);
+  const TrainState *s = &run->state;
+  const bool other = run->config.train.keep_best && isfinite(s->best_val_loss) &&
+                     s->best_val_step < s->step && path_exists(best.text);
+  print_word("the model: ", shell_word(run->saves.path.text));
+  if (other) print_word("; the best by validation: ", shell_word(best.text));
   print_word("; write with it: ./train --generate ",
-             shell_word(best.text[0] ? best.text : saved.text));
+             shell_word(other ? best.text : run->saves.path.text));
   printf(" %s \"...\"\n", is_chat(run) ? "--user" : "--prompt");
 }
 

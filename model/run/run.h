@@ -85,7 +85,7 @@ typedef struct Saves {
   BestLoss best_saving;       // of the save under way
 } Saves;
 
-typedef struct Run {
+struct Run {
   Config config;
   // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
   // and tokens.
@@ -105,7 +105,7 @@ typedef struct Run {
   double last_val_loss; // of this process; NAN: none
   Saves saves;
   RunLog log;
-} Run;
+};
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
 // log. Prints the start-up table, at most twelve lines, once the memory is allocated; before it a
@@ -117,8 +117,8 @@ void run_close(Run *run);
 // For run_open: what the run starts from, checked against its configuration, data and tokenizer.
 // The folder's newest checkpoint that can be read, train.init_from, or random weights.
 int run_find_start(Run *run, Error *err);
-// For run_open: the start-up table, and the log's first record.
-void run_report_start(Run *run);
+// For run_open: the start-up table.
+void run_print_start(const Run *run);
 // For that table and --plan. Prints how long warm-up and decay are, where the configuration has
 // them longer than the run; warns of more CPU threads than processors; and, unless the run is
 // resumed, of each key that is far from configs/RECIPE.md.
@@ -142,6 +142,13 @@ void run_print_finished(const Run *run);
 enum { SPARE_TOKENS = 1024 };
 int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
                   const Loader *val, const char *from, Error *err);
+
+// How often the whole run reads its training data.
+static inline double run_epochs(const Run *run) {
+  const TrainConfig *t = &run->config.train;
+  return (double)(t->steps * t->batch_size * t->gradient_accumulation) /
+         (double)run->inputs.train->epoch.windows;
+}
 
 // ---- Around a step, in this order. Its log line and its place in the state come when its result
 // is there, be->steps_ahead steps later: the GPU never waits for the host.

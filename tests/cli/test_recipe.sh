@@ -21,17 +21,17 @@ silent() { # NAME ARGUMENTS...
 }
 
 # ---- Each bound, on both sides: the usual rate of 128 is 0.002
-high='is far above the usual 0.002 of a width of 128: the loss may jump or diverge; try optimizer.learning_rate=0.002'
-low='is far below the usual 0.002 of a width of 128: the loss falls slowly; try optimizer.learning_rate=0.002'
+high='is far above the usual 0.002 of a width of 128: the loss may jump or diverge'
+low='is far below the usual 0.002 of a width of 128: the loss falls slowly'
 warns a_rate_that_is_far_too_high "optimizer.learning_rate 0.011 $high" "${small[@]}" optimizer.learning_rate=0.011
 silent a_high_rate_is_not_far_too_high "${small[@]}" optimizer.learning_rate=0.009
 small+=(optimizer.min_learning_rate=0)
 warns a_rate_that_is_far_too_low "optimizer.learning_rate 0.00019 $low" "${small[@]}" optimizer.learning_rate=0.00019
 silent a_low_rate_is_not_far_too_low "${small[@]}" optimizer.learning_rate=0.00021
 warns the_usual_rate_follows_from_the_width \
-  'optimizer.learning_rate 0.008 is far above the usual 0.0015 of a width of 512: the loss may jump or diverge; try optimizer.learning_rate=0.0015' \
+  'optimizer.learning_rate 0.008 is far above the usual 0.0015 of a width of 512: the loss may jump or diverge' \
   "${small[@]}" model.hidden_size=512 train.steps=3000 optimizer.learning_rate=0.008
-warns a_warmup_of_most_of_the_run 'optimizer.warmup_steps 151 is more than half of the 300 steps: little is left at the full rate; try optimizer.warmup_steps=15' \
+warns a_warmup_of_most_of_the_run 'optimizer.warmup_steps 151 is more than half of the 300 steps; try 15' \
   "${small[@]}" optimizer.warmup_steps=151
 silent a_warmup_of_half_of_the_run "${small[@]}" optimizer.warmup_steps=150
 
@@ -52,12 +52,12 @@ plans what_holds_of_a_long_warmup_is_said 'optimizer.warmup_steps 301 is more th
 
 parameters=$(./train --plan "${small[@]}" | sed -nE 's/^([0-9.]+)M parameters.*/\1/p')
 check the_model_is_what_the_bounds_are_for "it has $parameters M parameters" test "$parameters" = 1.06
-warns few_tokens_for_the_parameters '102.4k tokens are 0.097 for each parameter: the model learns little of what it could; 20 are usual: try train.steps=41405, or a smaller model' \
+warns few_tokens_for_the_parameters '102.4k tokens are 0.097 for each parameter, but 20 are usual: try train.steps=41405, or a smaller model' \
   "${small[@]}" train.steps=200
 silent a_tenth_of_a_token_for_each_parameter "${small[@]}" train.steps=210
 silent a_trial_of_a_few_steps "${small[@]}" train.steps=99 optimizer.warmup_steps=0
 silent many_tokens "${small[@]}" train.steps=4000000
-warns too_many_tokens '2.15B tokens are 2029 for each parameter: a larger model would learn more from them; 20 are usual: try one of 107.52M parameters' \
+warns too_many_tokens '2.15B tokens are 2029 for each parameter, but 20 are usual: try a model of 107.52M parameters' \
   "${small[@]}" train.steps=4200000
 check three_lines_for_three_keys "$(warnings "${small[@]}" train.steps=100 optimizer.warmup_steps=60 optimizer.learning_rate=1)" \
   test "$(warnings "${small[@]}" train.steps=100 optimizer.warmup_steps=60 optimizer.learning_rate=1 | wc -l)" = 3
@@ -65,7 +65,7 @@ check three_lines_for_three_keys "$(warnings "${small[@]}" train.steps=100 optim
 # ---- Threads
 warns threads_beyond_the_processors "$(said=$(warnings "${small[@]}" backend.device=cpu backend.threads=4000)
   [[ $said =~ ^4000\ threads,\ as\ backend.threads\ asks,\ share\ ([0-9]+)\ processors?: ]]
-  echo "${BASH_REMATCH[0]} steps take longer; try backend.threads=${BASH_REMATCH[1]}")" \
+  echo "${BASH_REMATCH[0]} try backend.threads=${BASH_REMATCH[1]}")" \
   "${small[@]}" backend.device=cpu backend.threads=4000
 silent one_thread "${small[@]}" backend.device=cpu backend.threads=1
 check threads_of_the_environment_count "$(OMP_NUM_THREADS=3000 warnings "${small[@]}" backend.device=cpu)" \

@@ -6,7 +6,7 @@
 #include <cjson/cJSON.h>
 
 #include "base/text.h"
-#include "model/run/log.h"
+#include "model/run/run.h"
 #include "model/optimizer.h"
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
@@ -182,25 +182,29 @@ static Config config_of_any_bytes(void) {
 
 TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
   LogTest *t = log_test("");
-  const Config config = config_of_any_bytes();
-  const MemoryPlan plan = {
-      .count = 2, .total_bytes = 42, .items = {{"x", "[M, D]", 40}, {"logits", "[M, V]", 2}}};
-  const Backend be = {
+  Backend be = {
       .name = "cpu", .description = "d\xc3", .costs = "c", .spec = {.memory_bytes = 1000}};
-  const Loader train = {.epoch.tokens = 640, .file_count = 2}, val = {.epoch.tokens = 64};
-  StartFacts facts = {.step = 3,
-                      .config = &config,
-                      .be = &be,
-                      .plan = &plan,
-                      .host_copy = 7,
-                      .train = &train,
-                      .val = &val,
-                      .epochs = 2,
-                      .tokenizer = "\xff/tokenizer.json",
-                      .changes = "data.tokenizer \"\xff\" -> \"bytes\""};
-  log_start(&t->log, &facts);
-  facts.changes = facts.tokenizer = NULL;
-  log_start(&t->log, &facts);
+  Loader train = {.epoch.tokens = 640, .file_count = 2}, val = {.epoch.tokens = 64};
+  char changes[] = "data.tokenizer \"\xff\" -> \"bytes\"";
+  Run run = {.state.step = 3,
+             .config = config_of_any_bytes(),
+             .be = &be,
+             .llama.plan = {.count = 2,
+                            .total_bytes = 42,
+                            .items = {{"x", "[M, D]", 40}, {"logits", "[M, V]", 2}}},
+             .saves.plan = {.background = true, .bytes = 7},
+             .inputs = {.train = &train, .val = &val},
+             .start.changes = changes,
+             .log = t->log};
+  const Config *config = &run.config;
+  Tokenizer *tokenizer = run.inputs.tokenizer = tokenizer_open(BYTES_NAME, &err);
+  assert_non_null(tokenizer);
+  log_start(&run);
+  run.start.changes = NULL;
+  run.inputs.tokenizer = NULL;
+  log_start(&run);
+  t->log = run.log;
+  tokenizer_close(tokenizer);
   assert_int_equal(utf8_valid(log_text(t), strlen(log_text(t))), strlen(log_text(t)));
 
   const cJSON *start = record(t, 0), *again = record(t, 1);
@@ -209,14 +213,14 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
   assert_int_equal(item(start, "step")->valueint, 3);
   assert_int_equal(item(start, "steps")->valueint, 10);
   assert_int_equal(item(start, "tokens_per_step")->valueint, 128);
-  near(item(start, "parameters")->valuedouble, (double)model_parameters(&config.model, true));
+  near(item(start, "parameters")->valuedouble, (double)model_parameters(&config->model, true));
   near(item(start, "flops_per_step")->valuedouble,
-       model_step_flops(&config.model, 4 * 32, 4 * 32 * 32));
+       model_step_flops(&config->model, 4 * 32, 4 * 32 * 32));
   assert_string_equal(item(start, "device")->valuestring, "d\xef\xbf\xbd");
   assert_string_equal(item(start, "costs")->valuestring, "c");
   assert_int_equal(item(item(start, "data"), "train_tokens")->valueint, 640);
   assert_int_equal(item(item(start, "data"), "val_tokens")->valueint, 64);
-  assert_string_equal(item(start, "tokenizer")->valuestring, "\xef\xbf\xbd/tokenizer.json");
+  assert_string_equal(item(start, "tokenizer")->valuestring, BYTES_NAME);
   assert_true(cJSON_IsNull(item(again, "tokenizer")));
   assert_int_equal(item(memory, "planned")->valueint, 42);
   assert_int_equal(item(memory, "free")->valueint, 1000);
