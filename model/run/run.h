@@ -32,7 +32,7 @@ typedef struct BestLoss {
 // Checkpoints of output.dir that are of later steps than the one that the run resumes from.
 typedef struct LaterSteps {
   int count;
-  int64_t first, last;
+  int64_t last;
   bool best; // `best` names one of them
 } LaterSteps;
 

@@ -7,40 +7,30 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/minmax.h"
 #include "model/optimizer.h"
 #include "model/run/run.h"
 
-// Advice that works: weights fix the vocabulary, and so does the tokenizer of the files.
-static int advise_ids(const Run *run, int64_t id, Error *err) {
-  const TokenizerFacts *facts =
-      run->inputs.tokenizer ? tokenizer_facts(run->inputs.tokenizer) : NULL;
-  const int64_t ids = facts ? facts->vocab_size : id + 1;
-  if (id >= ids)
-    error_append(err, ", and the tokenizer '%s' only 0 to %" PRId64, facts->name, ids - 1);
-  if (run->start.from.path[0] != '\0')
-    error_append(err, ": make token files with the tokenizer of the model in '%s'",
-                 run->start.from.path);
-  else if (id >= ids)
-    error_append(err, ": make token files with that one, or name theirs in data.tokenizer");
-  else
-    error_append(err, ": set model.vocab_size to %" PRId64 " or more", ids);
-  return -1;
+static const TokenizerFacts *facts_of(const Run *run) {
+  return run->inputs.tokenizer ? tokenizer_facts(run->inputs.tokenizer) : NULL;
 }
 
-// Knows the ids of all files before it advises.
+// Weights fix the vocabulary. Without any, the files and their tokenizer do.
 static int check_ids(const Run *run, Error *err) {
   Loader *const loaders[] = {run->inputs.train, run->inputs.val};
-  int64_t largest = 0;
-  Error beyond = {""};
+  const TokenizerFacts *facts = facts_of(run);
+  const char *from = run->start.from.path;
   for (int i = 0; i < 2 && loaders[i]; i++) {
     const int status = loader_check(loaders[i], run->config.model.vocab_size, err);
+    if (status == 0) continue;
     if (status < 0) return -1;
-    if (status > 0 && beyond.text[0] == '\0') beyond = *err;
-    if (loader_largest(loaders[i]) > largest) largest = loader_largest(loaders[i]);
+    if (from[0] != '\0')
+      return error_append(err, ": make token files with the tokenizer of the model in '%s'", from);
+    return error_append(
+        err, ": set model.vocab_size to %" PRId64 " or more",
+        max_i64(facts ? facts->vocab_size : 0, (int64_t)loader_largest(loaders[i]) + 1));
   }
-  if (beyond.text[0] == '\0') return 0;
-  *err = beyond;
-  return advise_ids(run, largest, err);
+  return 0;
 }
 
 // ---- The checkpoint or weights that a run starts from
@@ -51,10 +41,10 @@ static int check_optimizer(const Config *saved, const Config *now, const char *f
              *is = optimizer_name(now->optimizer.kind);
   if (saved->optimizer.kind == now->optimizer.kind) return 0;
   return error_set(err,
-                   "cannot resume from '%s': it has the moments of optimizer.kind=%s, which %s "
-                   "cannot use; resume with optimizer.kind=%s, or start another run with %s from "
-                   "its weights: train.init_from='%s'",
-                   from, was, is, was, is, from);
+                   "cannot resume from '%s': it has the moments of optimizer.kind=%s: resume with "
+                   "optimizer.kind=%s, or start another run with %s from its weights: "
+                   "train.init_from='%s'",
+                   from, was, was, is, from);
 }
 
 // State and configuration of the checkpoint that the run resumes from, and the changes.
@@ -84,16 +74,15 @@ static int check_resume(Run *run, Error *err) {
 // A checkpoint that names no tokenizer resumes with any.
 static int check_tokenizer(Run *run, Error *err) {
   const char *from = run->start.from.path;
-  const TokenizerFacts *facts =
-      run->inputs.tokenizer ? tokenizer_facts(run->inputs.tokenizer) : NULL;
+  const TokenizerFacts *facts = facts_of(run);
   const uint64_t now = facts ? facts->fingerprint : 0, was = run->state.tokenizer;
   run->state.tokenizer = now;
   if (was == 0 || was == now || run->config.train.resume_allow_changes) return 0;
   return error_set(err,
-                   "cannot resume from '%s': it was trained with another tokenizer than %s%s%s "
+                   "cannot resume from '%s': it was trained with another tokenizer than '%s' "
                    "(data.tokenizer='%s' names its own; train.resume_allow_changes=true takes this "
                    "one)",
-                   from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
+                   from, facts ? facts->name : "none", from);
 }
 
 // The source of the checkpoint that source i of the run continues; NULL: it is new.
@@ -145,36 +134,33 @@ static bool resume_data(Run *run) {
 }
 
 static int refuse_tokens(const Run *run, Error *err) {
-  return error_set(
-      err,
-      "cannot resume from '%s': '%s' holds other tokens than those that it was trained "
-      "on (train.resume_allow_changes=true takes these)",
-      run->start.from.path, run->config.data.train);
-}
-
-static int refuse_weights(const Run *run, const TrainState *saved, Error *err) {
-  const Loader *loader = run->inputs.train;
-  error_set(err,
-            "cannot resume from '%s': its data have other weights "
-            "(train.resume_allow_changes=true takes the new ones): ",
-            run->start.from.path);
-  for (int i = 0; i < loader->source_count; i++)
-    if (i < saved->source_count && !same_share(saved->sources[i].weight, loader->weights[i]))
-      error_append(err, "'%s' had %.3g %% of the windows, and has %.3g %% now; ",
-                   loader->sources[i].name, 100 * saved->sources[i].weight,
-                   100 * loader->weights[i]);
-  return error_append(err, "restore data.train");
+  return error_set(err,
+                   "cannot resume from '%s': '%s' holds other tokens than those that it was "
+                   "trained on (train.resume_allow_changes=true takes these)",
+                   run->start.from.path, run->config.data.train);
 }
 
 // The data are compared by what they hold, not by where they are. A checkpoint that does not name
 // its data resumes on any data.
 static int check_data(Run *run, Error *err) {
+  const Loader *loader = run->inputs.train;
   const TrainState saved = run->state;
   const bool same = resume_data(run);
-  run->state.data = run->inputs.train->fingerprint;
+  run->state.data = loader->fingerprint;
   if (saved.data == 0 || run->config.train.resume_allow_changes) return 0;
   if (saved.data != run->state.data) return refuse_tokens(run, err);
-  return same ? 0 : refuse_weights(run, &saved, err);
+  if (same) return 0;
+  error_set(err,
+            "cannot resume from '%s': its data have other weights "
+            "(train.resume_allow_changes=true takes the new ones)",
+            run->start.from.path);
+  for (int i = 0; i < loader->source_count && i < saved.source_count; i++) {
+    const double was = saved.sources[i].weight, is = loader->weights[i];
+    if (!same_share(was, is))
+      error_append(err, "; '%s' had %.3g %% of the windows, and has %.3g %% now",
+                   loader->sources[i].name, 100 * was, 100 * is);
+  }
+  return -1;
 }
 
 // Reads what is not known of the token files yet.
@@ -225,13 +211,11 @@ static int find_later(Run *run, Error *err) {
   const Config *c = &run->config;
   RunCheckpoints all;
   LaterSteps *later = &run->start.later;
-  int status = run_checkpoints(&all, c->output.dir, err);
+  const int status = run_checkpoints(&all, c->output.dir, err);
   for (int i = 0; i < all.count; i++) {
-    const int64_t step = all.list[i].step;
-    if (step <= run->state.step || all.list[i].old) continue;
-    if (later->count == 0 || step < later->first) later->first = step;
-    if (later->count == 0 || step > later->last) later->last = step;
+    if (all.list[i].step <= run->state.step || all.list[i].old) continue;
     later->count++;
+    later->last = max_i64(later->last, all.list[i].step);
   }
   later->best = link_step(c->output.dir, BEST_LINK) > run->state.step;
   free(all.list);
@@ -239,8 +223,7 @@ static int find_later(Run *run, Error *err) {
     return status;
   return error_set(err,
                    "output.dir '%s' has checkpoints up to step %lld and no link 'latest', so the "
-                   "run cannot go back to step %lld there: choose another output.dir, or move the "
-                   "later checkpoints away",
+                   "run cannot go back to step %lld there: choose another output.dir, or move them",
                    c->output.dir, (long long)later->last, (long long)run->state.step);
 }
 
@@ -262,6 +245,7 @@ static int read_start(void *start, const char *folder, const FileSums *sums, Err
 static int open_start(Run *run, Error *err) {
   const Config *c = &run->config;
   const char *resume = c->train.resume, *init_from = c->train.init_from;
+  const bool newest = strcmp(resume, "auto") == 0;
   Reading start = {.run = run};
   char existing[PATH_CHARS];
   int status = 1; // no folder
@@ -271,14 +255,13 @@ static int open_start(Run *run, Error *err) {
                      "output.dir '%s' already holds the checkpoints of a run; resume it by "
                      "train.resume=auto, or choose another output.dir",
                      c->output.dir);
+  if (resume[0] != '\0' && !newest && !path_exists(resume))
+    return error_set(err,
+                     "train.resume is '%s', but it must be \"auto\", for the newest checkpoint in "
+                     "output.dir, or the folder of a checkpoint or a run",
+                     resume);
   run->start.from.with_optimizer = true;
-  if (resume[0] != '\0' && strcmp(resume, "auto") != 0 && !path_exists(resume))
-    return error_set(
-        err,
-        "train.resume is '%s', but it must be \"auto\", for the newest checkpoint in "
-        "output.dir, or the folder of a checkpoint or a run; there is none of that name",
-        resume);
-  if (strcmp(resume, "auto") == 0)
+  if (newest)
     status = run_folder_read(c->output.dir, true, read_start, &start, err);
   else if (resume[0] != '\0')
     status = model_folder_read(resume, true, read_start, &start, err);

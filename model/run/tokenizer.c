@@ -44,42 +44,17 @@ static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenF
   return status;
 }
 
-// "the tokenizer 'data/mine'", as far as can be found out.
-typedef struct MakerText {
-  char text[1200];
-} MakerText;
-
-static MakerText maker_text(const TokenFile *file) {
-  MakerText t;
-  const PathText beside = path_parent(file->path);
-  const char *const paths[] = {BYTES_NAME, beside.text};
-  snprintf(t.text, sizeof t.text, "another tokenizer (fingerprint %016" PRIx64 ")",
-           file->tokenizer);
-  for (int i = 0; i < 2; i++) {
-    Error ignored;
-    Tokenizer *tokenizer =
-        i == 0 || holds_tokenizer(paths[i]) ? tokenizer_open(paths[i], &ignored) : NULL;
-    if (tokenizer && tokenizer_facts(tokenizer)->fingerprint == file->tokenizer)
-      snprintf(t.text, sizeof t.text, "the tokenizer '%.1000s'", paths[i]);
-    tokenizer_close(tokenizer);
-  }
-  return t;
-}
-
 static int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *err) {
   const TokenizerFacts *facts = tokenizer ? tokenizer_facts(tokenizer) : NULL;
   for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
     if (f->tokenizer == 0 || (facts && f->tokenizer == facts->fingerprint)) continue;
-    const MakerText maker = maker_text(f);
     if (!facts)
-      return error_set(err,
-                       "'%s' was made with %s, which is not in its folder: name it in "
-                       "data.tokenizer",
-                       f->path, maker.text);
+      return error_set(err, "the tokenizer of '%s' is not in its folder: name it in data.tokenizer",
+                       f->path);
     return error_set(err,
-                     "'%s' was made with %s, but the run's tokenizer is '%s': make the token files "
+                     "'%s' was made with another tokenizer than the run's, '%s': make token files "
                      "with that one (./prepare --tokenizer), or name theirs in data.tokenizer",
-                     f->path, maker.text, facts->name);
+                     f->path, facts->name);
   }
   return 0;
 }
@@ -93,7 +68,7 @@ static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, const c
   return error_set(err,
                    "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64
                    " tokens: %stake token files of the model's tokenizer, or name this one in "
-                   "data.tokenizer if you want that many unused tokens",
+                   "data.tokenizer to have unused tokens",
                    V, facts->name, ids, from[0] == '\0' ? "set it to that, " : "");
 }
 
