@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "data/loader.h"
 #include "model/run/process.h"
-#include "model/run/token_text.h"
+#include "model/run/validate.h"
 
 typedef struct Evaluation {
   const char *data; // token files: a glob that ends in .bin, or a folder with val-*.bin; a text
@@ -25,10 +25,8 @@ typedef struct Evaluation {
   TokenIds ids;   // of a text
   TokenFile text; // over them; path NULL: the data are token files
   Loader *loader;
-  int64_t T, B;
-  Batch rows;
+  WindowsPass pass;
   int64_t done, counted; // rows so far; of them those with a loss
-  TextBytes text_bytes;  // of those
   double nats;           // the sum of their losses
   Progress progress;
 } Evaluation;
@@ -143,7 +141,6 @@ static int open_loader(Evaluation *e, Error *err) {
   if (choose_documents(e, &config.documents, err) != 0) return -1;
   e->loader = loader_open(&config, err);
   if (!e->loader) return error_prefix(err, "--data");
-  e->T = e->loader->config.seq;
   return 0;
 }
 
@@ -163,42 +160,36 @@ static int open_data(Evaluation *e, Error *err) {
 
 static int open_model(Evaluation *e, Error *err) {
   enum { DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
-  const ModelConfig *m = &e->loaded.model;
-  const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
-  e->B = min_i64(e->batch > 0 ? (int64_t)e->batch : fill, e->loader->epoch.windows);
-  const int64_t tokens = e->B * e->T,
-                rows =
-                    min_i64(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
-  Spec asked = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
+  const int64_t V = e->loaded.model.vocab_size, T = e->loader->config.seq,
+                fill = T < DEFAULT_TOKENS ? DEFAULT_TOKENS / T : 1,
+                split = e->loader->epoch.windows,
+                B = min_i64(e->batch > 0 ? (int64_t)e->batch : fill, split), tokens = B * T,
+                rows = min_i64(tokens, V < MOST_LOGITS ? MOST_LOGITS / V : 1);
+  Spec asked = {.batch = B, .seq = T, .loss_chunks = (tokens + rows - 1) / rows};
   spec_documents(&asked, e->loader);
-  e->rows = batch_alloc(tokens);
-  text_bytes_open(&e->text_bytes, e->loaded.tokenizer);
+  e->pass = (WindowsPass){.windows = val_windows(split, B, 0),
+                          .loader = e->loader,
+                          .llama = &e->loaded.llama,
+                          .batch = batch_alloc(tokens)};
+  text_bytes_open(&e->pass.text, e->loaded.tokenizer);
   return loaded_load(&e->loaded, asked, "take a smaller --batch or --length", err);
 }
 
 // ---- Windows
 
-static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err) {
-  batch_clear(&e->rows);
-  for (int64_t row = 0; row < windows; row++)
-    if (loader_window(e->loader, (uint64_t)(first + row), row, &e->rows, err) != 0) return -1;
-  loader_pad(e->loader, &e->rows, windows * e->T, (e->B - windows) * e->T);
-  return 0;
-}
-
-static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
-  const int64_t windows = min_i64(e->loader->epoch.windows - first, e->B),
-                all = e->loader->epoch.windows * e->T;
-  if (read_batch(e, first, windows, err) != 0) return -1;
-  text_bytes_batch(&e->text_bytes, &e->rows, windows, e->T);
-  e->nats += llama_sum_of_losses(&e->loaded.llama, &e->rows);
-  e->counted += e->rows.counted;
-  e->done += windows * e->T;
+static int evaluate_batch(Evaluation *e, int64_t i, Error *err) {
+  const ValWindows *w = &e->pass.windows;
+  const int64_t T = e->loader->config.seq, all = w->split * T;
+  double nats;
+  if (windows_losses(&e->pass, i, &nats, err) != 0) return -1;
+  e->nats += nats;
+  e->counted += e->pass.batch.counted;
+  e->done += val_batch_size(w, i) * T;
   progress_show(&e->progress, (uint64_t)e->done, (uint64_t)all, (uint64_t)e->done);
   if (*e->stop)
     return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done, (long long)all);
   if (isfinite(e->nats)) return 0;
-  const WindowPiece piece = loader_piece(e->loader, e->loader->sources, (uint64_t)first, 0);
+  const WindowPiece piece = loader_piece(e->loader, e->loader->sources, (uint64_t)(i * w->batch), 0);
   return error_set(err,
                    "the loss is not finite in a batch that begins at token %lld of '%s': the "
                    "model's weights are damaged, or it has diverged in training",
@@ -210,19 +201,17 @@ static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
 static void report(const Evaluation *e) {
   const Loader *loader = e->loader;
   const double loss = e->nats / (double)e->counted;
-  const bool apart = loader->apart;
+  const int64_t bytes = e->pass.text.count;
   printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld",
          (long long)e->counted, loader->file_count, loader->file_count == 1 ? "" : "s",
-         (long long)e->T);
-  if (apart)
+         (long long)loader->config.seq);
+  if (loader->apart)
     printf(", %lld document%s apart", (long long)loader->epoch.documents,
            loader->epoch.documents == 1 ? "" : "s");
-  printf("\nloss           %.6f nats a token\n", loss);
-  printf("perplexity     %.6g\n", exp(loss));
-  if (e->text_bytes.count > 0)
-    printf("bits per byte  %.6f, at %.4f bytes a token\n",
-           bits_per_byte(e->nats, e->text_bytes.count),
-           (double)e->text_bytes.count / (double)e->counted);
+  printf("\nloss           %.6f nats a token\nperplexity     %.6g\n", loss, exp(loss));
+  if (bytes > 0)
+    printf("bits per byte  %.6f, at %.4f bytes a token\n", bits_per_byte(e->nats, bytes),
+           (double)bytes / (double)e->counted);
   else
     printf("bits per byte  not known: %s\n", e->loaded.tokenizer
                                                  ? "these tokens are no text"
@@ -233,8 +222,8 @@ static int evaluate(Evaluation *e, const char *dir, Error *err) {
   if (loaded_open(&e->loaded, dir, err) || open_data(e, err) || open_model(e, err)) return -1;
   e->progress = progress_begin("tokens", 1);
   int status = 0;
-  for (int64_t w = 0; w < e->loader->epoch.windows && status == 0; w += e->B)
-    status = evaluate_batch(e, w, err);
+  for (int64_t i = 0; i < e->pass.windows.batches && status == 0; i++)
+    status = evaluate_batch(e, i, err);
   progress_end(&e->progress);
   if (status == 0) report(e);
   return status;
@@ -248,9 +237,9 @@ int eval_command(int argc, char **argv, Error *err) {
   const int status = evaluate(&e, argv[0], err);
   loader_close(e.loader);
   tokens_close(&e.text);
-  text_bytes_close(&e.text_bytes);
+  text_bytes_close(&e.pass.text);
   loaded_close(&e.loaded);
   free(e.ids.ids);
-  batch_free(&e.rows);
+  batch_free(&e.pass.batch);
   return status;
 }

@@ -290,43 +290,40 @@ void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_t
 }
 
 static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s) {
+  const StepResult *r = &s->result;
   char mfu[40] = "", saturated[40] = "";
   if (isfinite(s->mfu))
     snprintf(mfu, sizeof mfu, " | %4.1f%% of %speak", 100 * s->mfu, s->fp8 ? "FP8's " : "");
-  if (s->fp8 && s->saturated > 0)
-    snprintf(saturated, sizeof saturated, " | %d saturated", s->saturated);
+  if (s->fp8 && r->saturated > 0)
+    snprintf(saturated, sizeof saturated, " | %d saturated", r->saturated);
   printf("step %*lld/%lld | loss %.4f | lr %.2e | norm %.3f | %.1f ms | %s tok/s%s | %s left%s%s\n",
          snprintf(NULL, 0, "%lld", (long long)log->steps), (long long)s->step,
-         (long long)log->steps, s->loss, s->lr, s->grad_norm, s->ms, count_text(tokens_per_s).text,
+         (long long)log->steps, r->loss, s->lr, r->grad_norm, r->ms, count_text(tokens_per_s).text,
          mfu, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text, saturated,
-         s->applied ? "" : " | SKIPPED: not finite, weights unchanged");
+         r->applied ? "" : " | SKIPPED: not finite, weights unchanged");
   fflush(stdout);
 }
 
-static bool line_due(const RunLog *log, const StepLine *s, double now) {
-  const double pace_ms = now - log->opened_ms < 60e3 ? 1e3 : 10e3;
-  return !s->applied || s->step == log->steps || log->printed_ms == 0 ||
-         now - log->printed_ms >= pace_ms;
-}
-
 void log_train(RunLog *log, const StepLine *s) {
-  log->ms_mean = log->ms_mean > 0 ? 0.95 * log->ms_mean + 0.05 * s->ms : s->ms;
-  const double tokens_per_s = s->ms > 0 ? 1000 * (double)s->tokens / s->ms : 0;
-  const double now = now_ms();
-  if (line_due(log, s, now)) {
+  const StepResult *r = &s->result;
+  const double tokens_per_s = r->ms > 0 ? 1000 * (double)s->tokens / r->ms : 0, now = now_ms(),
+               pace_ms = now - log->opened_ms < 60e3 ? 1e3 : 10e3;
+  log->ms_mean = log->ms_mean > 0 ? 0.95 * log->ms_mean + 0.05 * r->ms : r->ms;
+  if (!r->applied || s->step == log->steps || log->printed_ms == 0 ||
+      now - log->printed_ms >= pace_ms) {
     print_step(log, s, tokens_per_s);
     log->printed_ms = now;
   }
   JsonWriter *w = begin_record(log, "train", s->step);
-  put_number(w, "loss", s->loss);
+  put_number(w, "loss", r->loss);
   put_number(w, "lr", s->lr);
-  put_number(w, "grad_norm", s->grad_norm);
-  put_number(w, "ms", s->ms);
+  put_number(w, "grad_norm", r->grad_norm);
+  put_number(w, "ms", r->ms);
   put_number(w, "tokens_per_s", tokens_per_s);
   if (s->counted != s->tokens) json_whole(w, "counted", s->counted);
   put_number(w, "mfu", s->mfu);
-  json_bool(w, "applied", s->applied);
-  if (s->fp8) json_whole(w, "saturated", s->saturated);
+  json_bool(w, "applied", r->applied);
+  if (s->fp8) json_whole(w, "saturated", r->saturated);
   end_record(log);
 }
 

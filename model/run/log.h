@@ -62,12 +62,11 @@ typedef struct RunLog {
 
 typedef struct StepLine {
   int64_t step; // 1-based: steps done
-  double loss, lr, grad_norm, ms;
-  int64_t tokens, counted;        // in the step, and those with a target
-  double mfu;                     // fraction of peak, NAN where not known
-  bool applied;                   // false: the update was skipped
-  bool fp8;                       // of whose peak mfu is a part, and where tensors may be saturated
-  int saturated, saturated_first; // as in StepResult
+  StepResult result;
+  double lr;
+  int64_t tokens, counted; // in the step, and those with a target
+  double mfu;              // fraction of peak, NAN where not known
+  bool fp8;                // of whose peak mfu is a part, and where tensors may be saturated
 } StepLine;
 
 typedef struct ValLine {

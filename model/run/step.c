@@ -18,10 +18,10 @@ static void profile(Run *run, bool open) {
 
 // The line of the oldest step that was asked for, and its place in the state.
 static StepLine take_result(Run *run) {
-  const Config *c = &run->config;
   TrainState *s = &run->state;
   const PendingStep *pending = &run->steps.pending[run->steps.booked++ % MAX_RESULTS];
   const StepResult result = run->be->services.step_result(run->be);
+  const double peak = run->be->peak_flops;
   s->step++;
   s->updates = result.updates;
   s->sequences = pending->drawn.windows;
@@ -31,49 +31,43 @@ static StepLine take_result(Run *run) {
   }
   s->nonfinite += !result.applied;
   s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
-  const double peak = run->be->peak_flops;
   return (StepLine){.step = s->step,
-                    .loss = result.loss,
+                    .result = result,
                     .lr = pending->learning_rate,
-                    .grad_norm = result.grad_norm,
-                    .ms = result.ms,
-                    .tokens = tokens_per_step(c),
+                    .tokens = tokens_per_step(&run->config),
                     .counted = pending->counted,
                     .mfu = peak > 0 ? pending->flops / (result.ms * 1e-3 * peak) : NAN,
-                    .applied = result.applied,
-                    .fp8 = run->llama.spec.fp8,
-                    .saturated = result.saturated,
-                    .saturated_first = result.saturated_first};
+                    .fp8 = run->llama.spec.fp8};
 }
 
 // Said once in each row of such steps.
 static void watch_saturation(Run *run, const StepLine *line) {
-  run->steps.saturated_row = line->fp8 && line->saturated > 0 ? run->steps.saturated_row + 1 : 0;
+  const StepResult *r = &line->result;
+  run->steps.saturated_row = line->fp8 && r->saturated > 0 ? run->steps.saturated_row + 1 : 0;
   if (run->steps.saturated_row != SATURATED_STEPS + 1) return;
   fflush(stdout);
   fprintf(stderr,
           "step %lld: for %d steps in a row values were beyond the reach of their FP8 scale, and "
           "clipped: in %d tensor%s now, the first is '%s'; training goes on, but a lower "
           "optimizer.learning_rate or backend.precision=bf16 may be wise\n",
-          (long long)line->step, SATURATED_STEPS + 1, line->saturated,
-          line->saturated == 1 ? "" : "s",
-          scaling_name(&run->config.model, line->saturated_first).text);
+          (long long)line->step, SATURATED_STEPS + 1, r->saturated, r->saturated == 1 ? "" : "s",
+          scaling_name(&run->config.model, r->saturated_first).text);
 }
 
 // Books the oldest step that was asked for in the state and the log; an error when too many updates
 // in a row were skipped.
 static int book_step(Run *run, Error *err) {
-  const Config *c = &run->config;
   const StepLine line = take_result(run);
+  const Services *services = &run->be->services;
   if (run->steps.booked == 1) {
     phase_end(&run->phases, "first step");
     // Not before: libraries load their code when it is first called.
     log_opened(&run->log, line.step, &run->phases,
-               run->be->services.memory_taken ? run->be->services.memory_taken(run->be) : 0);
+               services->memory_taken ? services->memory_taken(run->be) : 0);
   }
   log_train(&run->log, &line);
   watch_saturation(run, &line);
-  if (line.applied || run->state.nonfinite_row < c->train.max_nonfinite) return 0;
+  if (line.result.applied || run->state.nonfinite_row < run->config.train.max_nonfinite) return 0;
   error_set(err,
             "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "
             "finite, and none of them was applied; lower optimizer.learning_rate or look at the "

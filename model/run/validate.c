@@ -7,7 +7,6 @@
 #include "base/range.h"
 #include "base/rng.h"
 #include "model/run/run.h"
-#include "model/run/token_text.h"
 
 // ---- Windows
 
@@ -62,84 +61,67 @@ double val_standard_error(const ValMean *m, const ValWindows *w) {
 
 // ---- A pass over them
 
-// A validation under way.
-typedef struct Validation {
-  Run *run;
-  Batch batch;
-  ValMean mean;
-  TextBytes text; // without a decoder where the bytes are known, or never will be
-} Validation;
-
-static int read_batch(Validation *v, int64_t i, int64_t windows, Error *err) {
-  Run *run = v->run;
-  batch_clear(&v->batch);
+// A batch with fewer windows than B is filled up, so that every forward has the one shape that the
+// backend has prepared and recorded, and FP8's groups of rows are whole.
+int windows_losses(WindowsPass *p, int64_t i, double *nats, Error *err) {
+  const int64_t T = p->loader->config.seq, windows = val_batch_size(&p->windows, i);
+  batch_clear(&p->batch);
   for (int64_t row = 0; row < windows; row++) {
-    const int64_t window = val_window(&run->inputs.windows, i, row);
-    if (loader_window(run->inputs.val, (uint64_t)window, row, &v->batch, err) != 0) return -1;
+    const uint64_t window = (uint64_t)val_window(&p->windows, i, row);
+    if (loader_window(p->loader, window, row, &p->batch, err) != 0) return -1;
   }
-  text_bytes_batch(&v->text, &v->batch, windows, run->config.train.sequence_length);
+  text_bytes_batch(&p->text, &p->batch, windows, T);
+  loader_pad(p->loader, &p->batch, windows * T, (p->windows.batch - windows) * T);
+  *nats = llama_sum_of_losses(p->llama, &p->batch);
   return 0;
 }
 
-// A batch with fewer windows than B is filled up, so that every forward has the one shape that the
-// backend has prepared and recorded, and FP8's groups of rows are whole.
-static int validate_batch(Validation *v, int64_t i, Error *err) {
-  const int64_t B = v->run->inputs.windows.batch,
-                windows = val_batch_size(&v->run->inputs.windows, i);
-  if (*v->run->stop) return 0;
-  if (read_batch(v, i, windows, err) != 0) return -1;
-  const int64_t T = v->run->config.train.sequence_length;
-  loader_pad(v->run->inputs.val, &v->batch, windows * T, (B - windows) * T);
-  val_mean_add(&v->mean, llama_sum_of_losses(&v->run->llama, &v->batch), (double)v->batch.counted);
-  return 1;
-}
-
-static int validate_batches(Validation *v, Error *err) {
-  Run *run = v->run;
+// As run_validate, where there is something to validate on.
+static int validate(Run *run, ValMean *mean, Error *err) {
+  Inputs *inputs = &run->inputs;
+  WindowsPass pass = {.windows = inputs->windows,
+                      .loader = inputs->val,
+                      .llama = &run->llama,
+                      .batch = inputs->batches[0]};
   int finished = 1;
-  text_bytes_open(&v->text, run->inputs.val_counted ? NULL : run->inputs.tokenizer);
+  text_bytes_open(&pass.text, inputs->val_counted ? NULL : inputs->tokenizer);
   range_push("evaluation");
-  for (int64_t i = 0; i < run->inputs.windows.batches && finished == 1; i++)
-    finished = validate_batch(v, i, err);
-  range_pop();
-  if (finished == 1 && !run->inputs.val_counted) {
-    run->inputs.val_counted = true;
-    run->inputs.val_bytes = v->text.count;
+  for (int64_t i = 0; i < inputs->windows.batches && finished == 1; i++) {
+    double nats = 0;
+    finished = *run->stop ? 0 : windows_losses(&pass, i, &nats, err) == 0 ? 1 : -1;
+    if (finished == 1) val_mean_add(mean, nats, (double)pass.batch.counted);
   }
-  text_bytes_close(&v->text);
+  range_pop();
+  if (finished == 1 && !inputs->val_counted) {
+    inputs->val_counted = true;
+    inputs->val_bytes = pass.text.count;
+  }
+  text_bytes_close(&pass.text);
   // A forward that trains nothing is no part of training's scales.
   if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);
   return finished;
 }
 
-// Only where there is something to validate on.
-static int validate(Run *run, ValLine *line, Error *err) {
-  Validation v = {.run = run, .batch = run->inputs.batches[0]};
-  const int finished = validate_batches(&v, err);
-  if (finished != 1) return finished;
-  const double loss = val_mean(&v.mean);
-  const int64_t tokens = (int64_t)v.mean.tokens;
-  *line = (ValLine){.step = run->state.step,
-                    .loss = loss,
-                    .error = val_standard_error(&v.mean, &run->inputs.windows),
-                    .bits_per_byte = bits_per_byte(loss * (double)tokens, run->inputs.val_bytes),
-                    .tokens = tokens,
-                    .whole = run->inputs.windows.read == run->inputs.windows.split};
-  return 1;
-}
-
 int run_validate(Run *run, Error *err) {
-  ValLine line;
+  TrainState *state = &run->state;
+  ValMean mean = {0};
   if (!run->inputs.val) return 1;
-  const int finished = *run->stop ? 0 : validate(run, &line, err);
+  const int finished = *run->stop ? 0 : validate(run, &mean, err);
   if (finished != 1) return finished;
-  run->last_val_loss = line.loss;
-  const bool best = !(line.loss >= run->state.best_val_loss) && isfinite(line.loss);
+  const double loss = run->last_val_loss = val_mean(&mean);
+  const bool best = !(loss >= state->best_val_loss) && isfinite(loss);
   if (best) {
-    run->state.best_val_loss = line.loss;
-    run->state.best_val_step = run->state.step;
+    state->best_val_loss = loss;
+    state->best_val_step = state->step;
     run->saves.best_is_new = true;
   }
-  log_val(&run->log, &line, best);
+  log_val(&run->log,
+          &(ValLine){.step = state->step,
+                     .loss = loss,
+                     .error = val_standard_error(&mean, &run->inputs.windows),
+                     .bits_per_byte = bits_per_byte(mean.nats, run->inputs.val_bytes),
+                     .tokens = (int64_t)mean.tokens,
+                     .whole = run->inputs.windows.read == run->inputs.windows.split},
+          best);
   return 1;
 }

@@ -1,7 +1,9 @@
 // The windows of the validation split that a run reads, and how far their mean may be from the
 // whole split's.
 #pragma once
-#include <stdint.h>
+#include "data/loader.h"
+#include "model/llama.h"
+#include "model/run/token_text.h"
 
 // The same windows in every validation of a run and in every process. Where not all are read, they
 // are spread evenly over the split, and batch i has every `batches`-th of them from the i-th on. So
@@ -37,3 +39,14 @@ double val_mean(const ValMean *m);
 // Techniques, 1977, 6.4): 0 where all of it was read, NAN where one batch says nothing of its
 // spread.
 double val_standard_error(const ValMean *m, const ValWindows *w);
+
+// Forwards over windows of a loader with one source, batch by batch.
+typedef struct WindowsPass {
+  ValWindows windows;
+  const Loader *loader;
+  Llama *llama;
+  Batch batch;    // room for windows.batch windows; of the last one that was read
+  TextBytes text; // of the windows so far
+} WindowsPass;
+// The sum of the losses of batch i, in nats, and of batch.counted tokens.
+int windows_losses(WindowsPass *p, int64_t i, double *nats, Error *err);

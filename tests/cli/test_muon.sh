@@ -65,7 +65,7 @@ as_whole with_bf16_moments backend.moments=bf16 output.save_dtype=bf16 output.ba
 # ---- The other kind's checkpoints
 refuses adamws_checkpoint_is_not_resumed_with_muon "resume with optimizer.kind=adamw, or start another run with muon from its \
 weights: train.init_from=" "$config" "output.dir=$folder/adamw" train.resume=auto train.steps=30 optimizer.kind=muon
-refuses nor_is_muons_with_adamw 'it has the moments of optimizer.kind=muon, which adamw cannot use' "$config" \
+refuses nor_is_muons_with_adamw 'it has the moments of optimizer.kind=muon: ' "$config" \
   "output.dir=$folder/muon" train.resume=auto train.steps=30
 refuses nor_where_changes_are_allowed 'resume with optimizer.kind=muon' "$config" "output.dir=$folder/muon" \
   train.resume=auto train.steps=30 train.resume_allow_changes=true

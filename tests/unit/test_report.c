@@ -144,10 +144,8 @@ static const cJSON *item(const cJSON *object, const char *name) {
 TEST(the_log_is_one_json_object_a_line) {
   LogTest *t = log_test("{\"kind\":\"tr"); // a killed run's half line
   log_train(&t->log, &(StepLine){.step = 1,
-                                 .loss = NAN,
+                                 .result = {.loss = NAN, .grad_norm = INFINITY, .ms = 2},
                                  .lr = 0.5,
-                                 .grad_norm = INFINITY,
-                                 .ms = 2,
                                  .tokens = 64,
                                  .counted = 48,
                                  .mfu = NAN});
@@ -361,12 +359,12 @@ static const char *show_again(int shown, const char *dir) {
 TEST(fp8_names_its_peak_and_counts_saturated_tensors) {
   LogTest *t = log_test("");
   const int shown = show_in(t->dir);
-  StepLine line = {.step = 1, .ms = 2, .tokens = 64, .mfu = 0.25, .applied = true};
+  StepLine line = {.step = 1, .result = {.ms = 2, .applied = true}, .tokens = 64, .mfu = 0.25};
   log_train(&t->log, &line);
   line.fp8 = true;
   t->log.printed_ms = 0;
   log_train(&t->log, &line);
-  line.saturated = 3;
+  line.result.saturated = 3;
   t->log.printed_ms = 0;
   log_train(&t->log, &line);
   const char *const lines = show_again(shown, t->dir);
