@@ -103,9 +103,8 @@ static int command_plan(int argc, char **argv, Error *err) {
 }
 
 static int command_bench(int argc, char **argv, Error *err) {
-  BenchArgs args;
   BenchResult result;
-  return bench_parse(&args, argc, argv, err) || bench_run(&args, &result, err) ? -1 : 0;
+  return bench_run(argc, argv, &result, err);
 }
 
 static int command_doctor(int argc, char **argv, Error *err) {

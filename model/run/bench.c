@@ -59,38 +59,41 @@ static const double usual_seconds = 8, usual_op_seconds = 3, // without --second
 
 // ---- The command line
 
-int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
-  const char *only = NULL;
+// Reads the config; into the result, which operation is measured alone.
+static int parse(Bench *b, int argc, char **argv, Error *err) {
+  const char *only = NULL, *config = NULL;
   char operations[1024] = "an operation of";
+  int overrides = 0;
   for (Operation i = 0; i < OPERATION_COUNT; i++)
     if (operation_trains(i)) strcat(strcat(operations, " "), operation_name(i));
-  *args = (BenchArgs){.only = OPERATION_COUNT, .overrides = argv};
-  const Option options[] = {
-      {.name = "--op", .needs = operations, .text = &only},
-      {.name = "--seconds", .low = 0.1, .high = 3600, .number = &args->seconds}};
+  const Option options[] = {{.name = "--op", .needs = operations, .text = &only},
+                            {.name = "--seconds", .low = 0.1, .high = 3600, .number = &b->seconds}};
   for (int i = 0; i < argc; i++) {
     if (argv[i][0] == '-') {
       if (option_read(options, 2, "--bench", argc, argv, &i, err) != 0) return -1;
-    } else if (!args->config) {
-      args->config = argv[i];
+    } else if (!config) {
+      config = argv[i];
     } else {
-      args->overrides[args->override_count++] = argv[i];
+      argv[overrides++] = argv[i];
     }
   }
+  Operation *op = &b->result->only;
   for (Operation i = 0; only && i < OPERATION_COUNT; i++)
-    if (operation_trains(i) && strcmp(only, operation_name(i)) == 0) args->only = i;
-  if (only && args->only == OPERATION_COUNT)
+    if (operation_trains(i) && strcmp(only, operation_name(i)) == 0) *op = i;
+  if (only && *op == OPERATION_COUNT)
     return error_set(err, "--op needs %s, and '%.100s' is none", operations, only);
-  return args->config ? 0 : error_set(err, "--bench: no config given; see ./train --help");
+  if (!config) return error_set(err, "--bench: no config given; see ./train --help");
+  if (config_load(&b->config, config, overrides, argv, err) != 0) return -1;
+  b->config.output.profile_steps = 0;
+  if (*op == OP_muon && b->config.optimizer.kind != OPTIMIZER_MUON)
+    return error_set(err, "--op muon: this run has none; with optimizer.kind=muon it has");
+  return 0;
 }
 
 // ---- Samples
 
 static void add_sample(Bench *b, Spread *of, double value) {
-  if (b->sample_count == b->sample_capacity) {
-    b->sample_capacity = 2 * b->sample_capacity + 1024;
-    b->samples = xrealloc(b->samples, (size_t)b->sample_capacity * sizeof *b->samples);
-  }
+  LIST_ROOM(b->samples, b->sample_count, b->sample_capacity);
   b->samples[b->sample_count++] = (Sample){of, value};
 }
 
@@ -326,19 +329,14 @@ static int run_round(Bench *b, int from, int to, int steps, bool keep, Error *er
   return 0;
 }
 
-static int within(int value, int least, int most) {
-  return value < least ? least : value > most ? most : value;
-}
-
 // The kinds from `from` to `to` - 1, for `most_ms`.
 static int measure(Bench *b, int from, int to, double most_ms, Error *err) {
   BenchResult *r = b->result;
   double first[BENCH_KINDS];
   for (int kind = from; kind < to; kind++)
     if (run_block(b, kind, FIRST_STEPS, false, &first[kind], err) != 0) return -1;
-  const int steps =
-      r->whole ? within((int)(timed_steps_ms / first[from]), LEAST_TIMED_STEPS, MOST_TIMED_STEPS)
-               : 0;
+  const double fitting = fmax(timed_steps_ms / first[from], LEAST_TIMED_STEPS);
+  const int steps = r->whole ? (int)fmin(fitting, MOST_TIMED_STEPS) : 0;
   const double warm_up_ms = fmin(most_warm_up_ms, most_ms / 4), opened = now_ms();
   double began = opened;
   r->rounds = r->warm_up_rounds = 0;
@@ -459,30 +457,26 @@ static int run_sides(Bench *b, Error *err) {
   return measure(b, BENCH_UNFUSED, BENCH_KINDS, most_ms / 2, err);
 }
 
-int bench_run(const BenchArgs *args, BenchResult *result, Error *err) {
-  Bench *b = xcalloc(1, sizeof *b);
-  int status = config_load(&b->config, args->config, args->override_count, args->overrides, err);
-  b->config.output.profile_steps = 0;
-  b->seconds = args->seconds;
+int bench_run(int argc, char **argv, BenchResult *result, Error *err) {
   const Spread none = spread_of(NULL, 0);
-  *result = (BenchResult){.only = args->only, .whole = args->only == OPERATION_COUNT, .gain = none};
+  Bench b = {.result = result};
+  *result = (BenchResult){.only = OPERATION_COUNT, .gain = none};
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
     result->step[kind] = none;
     for (int pass = 0; pass < BENCH_PASSES; pass++) result->layer[pass][kind] = none;
   }
-  b->result = result;
-  if (status == 0 && args->only == OP_muon && b->config.optimizer.kind != OPTIMIZER_MUON)
-    status = error_set(err, "--op muon: this run has none; with optimizer.kind=muon it has");
-  if (status == 0) status = run_sides(b, err);
+  int status = parse(&b, argc, argv, err);
+  result->whole = result->only == OPERATION_COUNT;
+  if (status == 0) status = run_sides(&b, err);
   if (status == 0) {
-    sum_up(b);
+    sum_up(&b);
+    bench_derive(result);
     bench_print(result);
   }
-  for (int kind = 0; kind < BENCH_KINDS; kind++) close_side(&b->sides[kind]);
-  free(b->samples);
-  free(b->tokens);
-  free(b->forward);
-  free(b->marks);
-  free(b);
+  for (int kind = 0; kind < BENCH_KINDS; kind++) close_side(&b.sides[kind]);
+  free(b.samples);
+  free(b.tokens);
+  free(b.forward);
+  free(b.marks);
   return status;
 }

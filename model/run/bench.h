@@ -3,21 +3,14 @@
 #pragma once
 #include "model/llama.h"
 
-typedef struct BenchArgs {
-  const char *config;
-  Operation only; // OPERATION_COUNT: all, and layers and steps
-  double seconds; // of measuring; 0: as many as usual
-  int override_count;
-  char **overrides;
-} BenchArgs;
-
 // The kinds of kernels that are compared. A CPU has one, in the place of the first. The floor is no
 // kind: it is the work that neither can avoid.
 typedef enum BenchKind {
   BENCH_FUSED,
   BENCH_UNFUSED,
   BENCH_KINDS,
-  BENCH_FLOOR = BENCH_KINDS
+  BENCH_FLOOR = BENCH_KINDS,
+  BENCH_COLUMNS
 } BenchKind;
 typedef enum BenchPass { PASS_FORWARD, PASS_BACKWARD, PASS_BOTH, BENCH_PASSES } BenchPass;
 
@@ -28,7 +21,6 @@ typedef struct Spread {
 } Spread;
 
 Spread spread_of(double *samples, int count); // sorts them; all NAN where there are none
-double spread_width(const Spread *s);         // (ninetieth - tenth) / median
 
 typedef struct BenchOp {
   Operation operation;
@@ -38,7 +30,8 @@ typedef struct BenchOp {
   int64_t calls;               // in a step
   int in_forward, in_backward; // calls in a layer's pass
   Spread time[BENCH_KINDS];
-  Spread bare; // its GEMM alone, in the last kind
+  Spread bare;  // its GEMM alone, in the last kind
+  double floor; // ms of a call, by bench_derive
 } BenchOp;
 
 // The means of the readings while the GPU was busy with one kind.
@@ -62,46 +55,30 @@ typedef struct BenchResult {
   Busy busy[BENCH_KINDS];
   int rounds, warm_up_rounds; // of each kind
   double seconds;             // of measuring
+  // What follows from these (bench_derive), in ms but for the first. Sums are over the operations
+  // of calls in a step x time.
+  double peak; // TFLOP/s of the fastest bare product
+  double layer_floor[BENCH_PASSES];
+  double sum[BENCH_COLUMNS]; // of the floor it is a step's
+  double attention[BENCH_COLUMNS];
+  double products; // bare
+  // What runs the same kernels in both kinds, in the first over the second: it is off 1 by as much
+  // as the measurement is off. NAN where there is none.
+  double alike;
 } BenchResult;
 
-const char *bench_kind_name(const BenchResult *r, BenchKind kind);
-
-// ---- Derived figures. `kind` may be BENCH_FLOOR.
-
-double bench_peak(const BenchResult *r); // TFLOP/s of the fastest bare product
-double op_ms(const BenchResult *r, const BenchOp *op, BenchKind kind); // a call
-double layer_floor(const BenchResult *r, BenchPass pass);
-double step_ms(const BenchResult *r, BenchKind kind);
-
-// Sums over the operations of calls in a step x time.
-typedef struct OpsSums {
-  double all[BENCH_FLOOR + 1], attention[BENCH_FLOOR + 1];
-  double alike[BENCH_KINDS]; // of those that both kinds run unfused
-  double bare;               // of the products
-} OpsSums;
-OpsSums ops_sums(const BenchResult *r);
+void bench_derive(BenchResult *r);
 
 // Of an operation's kernel in the first kind. NAN: has none, or not known.
 typedef struct OpRates {
   double over_bare, unfused_over;       // fused / bare, unfused / fused
-  double tflops, of_peak;               // and its part of bench_peak
+  double tflops, of_peak;               // and its part of r->peak
   double gigabytes_per_second, of_copy; // and its part of the copy's rate
 } OpRates;
 OpRates op_rates(const BenchResult *r, const BenchOp *op);
 
-// Of a step: its bare products, its attention, and the rest of its time.
-typedef struct StepSplit {
-  double products, attention, rest;
-} StepSplit;
-StepSplit step_split(const BenchResult *r, BenchKind kind);
-
-// The time of the operations that are alike in the first kind over that in the second. It is off 1
-// by as much as the measurement is off. NAN where there are none.
-double same_kernels_ratio(const BenchResult *r);
-
+const char *bench_kind_name(const BenchResult *r, BenchKind kind);
 void bench_print(const BenchResult *r);
 
-// The arguments after --bench; argv is reordered.
-int bench_parse(BenchArgs *args, int argc, char **argv, Error *err);
-// Measures, prints, and fills in the result.
-int bench_run(const BenchArgs *args, BenchResult *result, Error *err);
+// The words after --bench, which are reordered. Measures, fills in the result, and prints it.
+int bench_run(int argc, char **argv, BenchResult *result, Error *err);

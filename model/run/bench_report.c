@@ -27,68 +27,37 @@ Spread spread_of(double *samples, int n) {
                   .ninetieth = samples[n - 1 - n / 10]};
 }
 
-double spread_width(const Spread *s) {
-  return (s->ninetieth - s->tenth) / s->median;
-}
-
 static double rate(double work, double ms, double unit) {
   return work > 0 ? work / ms * unit : NAN;
 }
 
-double bench_peak(const BenchResult *r) {
-  double most = NAN;
-  for (int i = 0; i < r->op_count; i++)
-    if (r->ops[i].work.kind == CLASS_GEMM)
-      most = fmax(most, rate(r->ops[i].work.flops, r->ops[i].bare.median, 1e-9));
-  return most;
-}
-
 // Attention is the same in both kinds: the smaller figure is the one with less of the noise.
-static double op_floor(const BenchResult *r, const BenchOp *op) {
-  const double moved = op->work.floor_bytes > 0 ? op->work.floor_bytes / r->copy_rate : 0;
-  switch (op->work.kind) {
-  case CLASS_GEMM:
-    return op->bare.median + moved;
-  case CLASS_ATTENTION:
-    return fmin(op->time[BENCH_FUSED].median, op->time[BENCH_UNFUSED].median);
-  default:
-    return moved;
-  }
+static double floor_of(const BenchOp *op, double copy_rate) {
+  const double moved = op->work.floor_bytes > 0 ? op->work.floor_bytes / copy_rate : 0;
+  if (op->work.kind == CLASS_GEMM) return op->bare.median + moved;
+  if (op->work.kind != CLASS_ATTENTION) return moved;
+  return fmin(op->time[BENCH_FUSED].median, op->time[BENCH_UNFUSED].median);
 }
 
-double op_ms(const BenchResult *r, const BenchOp *op, BenchKind kind) {
-  return kind == BENCH_FLOOR ? op_floor(r, op) : op->time[kind].median;
-}
-
-double layer_floor(const BenchResult *r, BenchPass pass) {
-  double sum = 0;
-  for (int i = 0; i < r->op_count; i++) {
-    const BenchOp *op = &r->ops[i];
-    const int calls =
-        (pass != PASS_BACKWARD ? op->in_forward : 0) + (pass != PASS_FORWARD ? op->in_backward : 0);
-    if (calls > 0) sum += calls * op_floor(r, op);
-  }
-  return sum;
-}
-
-OpsSums ops_sums(const BenchResult *r) {
-  OpsSums s = {.bare = 0};
-  for (int i = 0; i < r->op_count; i++) {
-    const BenchOp *op = &r->ops[i];
-    const double calls = (double)op->calls;
-    for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++) {
-      const double ms = calls * op_ms(r, op, kind);
-      s.all[kind] += ms;
-      if (op->work.kind == CLASS_ATTENTION) s.attention[kind] += ms;
-      if (op->runs == KERNEL_UNFUSED && kind < BENCH_KINDS) s.alike[kind] += ms;
+void bench_derive(BenchResult *r) {
+  double alike[BENCH_KINDS] = {0};
+  r->peak = NAN;
+  for (BenchOp *op = r->ops; op < r->ops + r->op_count; op++) {
+    const double calls = (double)op->calls, floor = op->floor = floor_of(op, r->copy_rate);
+    for (int column = 0; column < BENCH_COLUMNS; column++) {
+      const double ms = calls * (column == BENCH_FLOOR ? floor : op->time[column].median);
+      r->sum[column] += ms;
+      if (op->work.kind == CLASS_ATTENTION) r->attention[column] += ms;
+      if (op->runs == KERNEL_UNFUSED && column < BENCH_KINDS) alike[column] += ms;
     }
-    if (op->work.kind == CLASS_GEMM) s.bare += calls * op->bare.median;
+    if (op->in_forward > 0) r->layer_floor[PASS_FORWARD] += op->in_forward * floor;
+    if (op->in_backward > 0) r->layer_floor[PASS_BACKWARD] += op->in_backward * floor;
+    if (op->work.kind != CLASS_GEMM) continue;
+    r->products += calls * op->bare.median;
+    r->peak = fmax(r->peak, rate(op->work.flops, op->bare.median, 1e-9));
   }
-  return s;
-}
-
-double step_ms(const BenchResult *r, BenchKind kind) {
-  return kind == BENCH_FLOOR ? ops_sums(r).all[kind] : r->step[kind].median;
+  r->layer_floor[PASS_BOTH] = r->layer_floor[PASS_FORWARD] + r->layer_floor[PASS_BACKWARD];
+  r->alike = alike[BENCH_FUSED] > 0 ? alike[BENCH_FUSED] / alike[BENCH_UNFUSED] : NAN;
 }
 
 OpRates op_rates(const BenchResult *r, const BenchOp *op) {
@@ -97,19 +66,9 @@ OpRates op_rates(const BenchResult *r, const BenchOp *op) {
   return (OpRates){.over_bare = fused / op->bare.median,
                    .unfused_over = op->time[BENCH_UNFUSED].median / fused,
                    .tflops = flops,
-                   .of_peak = flops / bench_peak(r),
+                   .of_peak = flops / r->peak,
                    .gigabytes_per_second = bytes,
                    .of_copy = bytes / (r->copy_rate * 1e-6)};
-}
-
-StepSplit step_split(const BenchResult *r, BenchKind kind) {
-  const OpsSums s = ops_sums(r);
-  return (StepSplit){s.bare, s.attention[kind], step_ms(r, kind) - s.bare - s.attention[kind]};
-}
-
-double same_kernels_ratio(const BenchResult *r) {
-  const OpsSums s = ops_sums(r);
-  return s.alike[BENCH_FUSED] > 0 ? s.alike[BENCH_FUSED] / s.alike[BENCH_UNFUSED] : NAN;
 }
 
 static double percent(double part) {
@@ -163,41 +122,44 @@ static void print_ops(const BenchResult *r) {
 }
 
 static void print_pass(const char *name, const Spread *times, double least) {
-  const Spread *fused = &times[BENCH_FUSED], *unfused = &times[BENCH_UNFUSED];
+  const double fused = times[BENCH_FUSED].median, unfused = times[BENCH_UNFUSED].median;
   char ranges[BENCH_KINDS][48] = {"", ""};
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (isfinite(times[kind].median))
       snprintf(ranges[kind], sizeof ranges[kind], "(%.3f to %.3f)", times[kind].tenth,
                times[kind].ninetieth);
-  printf("%-16s %10.3f %-22s %10s %-22s %10.3f %9.3f %9s\n", name, fused->median,
-         ranges[BENCH_FUSED], cell("%.3f", unfused->median).text, ranges[BENCH_UNFUSED], least,
-         fused->median / least, cell("%.3f", unfused->median / fused->median).text);
+  printf("%-16s %10.3f %-22s %10s %-22s %10.3f %9.3f %9s\n", name, fused, ranges[BENCH_FUSED],
+         cell("%.3f", unfused).text, ranges[BENCH_UNFUSED], least, fused / least,
+         cell("%.3f", unfused / fused).text);
 }
 
-static void print_split(const char *name, StepSplit s) {
-  const double all = s.products + s.attention + s.rest;
-  printf("  %-14s %10.3f (%.1f %%) %10.3f (%.1f %%) %10.3f (%.1f %%)\n", name, s.products,
-         percent(s.products / all), s.attention, percent(s.attention / all), s.rest,
-         percent(s.rest / all));
+// A step's bare products, its attention, and the rest of its time.
+static void print_split(const BenchResult *r, BenchKind kind) {
+  const double all = kind == BENCH_FLOOR ? r->sum[kind] : r->step[kind].median,
+               parts[] = {r->products, r->attention[kind], all - r->products - r->attention[kind]};
+  printf("  %-14s", bench_kind_name(r, kind));
+  for (int i = 0; i < 3; i++) printf(" %10.3f (%.1f %%)", parts[i], percent(parts[i] / all));
+  printf("\n");
 }
 
 static void print_whole(const BenchResult *r) {
   static const char *const names[BENCH_PASSES] = {"layer, forward", "layer, backward",
                                                   "layer, both"};
+  const bool both = r->kinds == BENCH_KINDS;
   const char *first = bench_kind_name(r, BENCH_FUSED), *second = bench_kind_name(r, BENCH_UNFUSED);
   printf("\nLayer and step, ms. floor: bare products, attention, and the bytes that must move "
          "(embedding, loss, update) at a copy's rate\n");
   printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", first, "(10 to 90 %)", second,
-         r->kinds == BENCH_KINDS ? "(10 to 90 %)" : "", "floor", first, second);
+         both ? "(10 to 90 %)" : "", "floor", first, second);
   printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", "", "", "", "", "", "/ floor",
-         r->kinds == BENCH_KINDS ? "/ fused" : "");
+         both ? "/ fused" : "");
   for (int pass = 0; pass < BENCH_PASSES; pass++)
-    print_pass(names[pass], r->layer[pass], layer_floor(r, (BenchPass)pass));
-  print_pass("step", r->step, step_ms(r, BENCH_FLOOR));
+    print_pass(names[pass], r->layer[pass], r->layer_floor[pass]);
+  print_pass("step", r->step, r->sum[BENCH_FLOOR]);
   printf("\nThe step in parts, ms: bare products, attention, the rest\n");
-  for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++)
-    if (kind < (BenchKind)r->kinds || kind == BENCH_FLOOR)
-      print_split(bench_kind_name(r, kind), step_split(r, kind));
+  print_split(r, BENCH_FUSED);
+  if (both) print_split(r, BENCH_UNFUSED);
+  print_split(r, BENCH_FLOOR);
 }
 
 // Dashes where nothing was read.
@@ -207,45 +169,42 @@ static void print_busy(const char *what, const Busy *b) {
          cell("%.0f", b->sum.celsius / b->count).text, b->count, b->count == 1 ? "" : "s");
 }
 
-static void print_gauges(const GpuGauges *g) {
-  printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W\n",
-         g->driver[0] ? g->driver : "of unknown version", cell("%.0f", g->most_clock_mhz).text,
-         cell("%.0f", g->limit_watts).text);
-}
-
 static void print_method(const BenchResult *r) {
-  const OpsSums s = ops_sums(r);
+  const bool both = r->kinds == BENCH_KINDS;
+  const GpuGauges *g = &r->gauges;
   printf("\nHow it was measured\n");
-  if (r->kinds == BENCH_KINDS) print_gauges(&r->gauges);
-  const char *order = r->kinds < BENCH_KINDS ? ""
-                      : r->apart             ? ", all of fused kernels first"
-                                             : ", fused and unfused kernels alternately";
+  if (both)
+    printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W\n",
+           g->driver[0] ? g->driver : "of unknown version", cell("%.0f", g->most_clock_mhz).text,
+           cell("%.0f", g->limit_watts).text);
   printf("  %d rounds after %d to warm up, %.1f s. A round%s: %ssteps that note the time before "
          "and after each operation, each product%s. Random tokens; medians.\n",
-         r->rounds, r->warm_up_rounds, r->seconds, order, r->whole ? "whole steps, " : "",
-         r->whole ? " and each layer" : "");
-  if (r->kinds == BENCH_KINDS) {
-    printf("  busy with ");
-    print_busy("fused steps:", &r->busy[BENCH_FUSED]);
+         r->rounds, r->warm_up_rounds, r->seconds,
+         !both      ? ""
+         : r->apart ? ", all of fused kernels first"
+                    : ", fused and unfused kernels alternately",
+         r->whole ? "whole steps, " : "", r->whole ? " and each layer" : "");
+  if (both) {
+    print_busy("  busy with fused steps:", &r->busy[BENCH_FUSED]);
     print_busy("; unfused steps:", &r->busy[BENCH_UNFUSED]);
     printf("\n");
   }
   printf("  peaks: %s TFLOP/s, the fastest of the bare products; a copy, read and written, %s "
          "GB/s\n",
-         cell(bench_peak(r) < 10 ? "%.3f" : "%.1f", bench_peak(r)).text,
+         cell(r->peak < 10 ? "%.3f" : "%.1f", r->peak).text,
          cell("%.0f", r->copy_rate * 1e-6).text);
-  if (!r->whole) return;
-  for (int kind = BENCH_FUSED; kind < r->kinds; kind++)
+  for (int kind = BENCH_FUSED; r->whole && kind < r->kinds; kind++) {
+    const Spread *step = &r->step[kind];
     printf("  %s: operations add up to %.3f ms, the step takes %.3f ms: %.3f of it; steps spread "
            "by %.1f %%\n",
-           bench_kind_name(r, (BenchKind)kind), s.all[kind], r->step[kind].median,
-           s.all[kind] / r->step[kind].median, percent(spread_width(&r->step[kind])));
-  if (r->kinds < BENCH_KINDS) return;
-  printf(
-      "  unfused / fused by rounds: %s to %s; what both run with the same kernels takes %s times "
-      "as long in the fused kind\n",
-      cell("%.3f", r->gain.tenth).text, cell("%.3f", r->gain.ninetieth).text,
-      cell("%.3f", same_kernels_ratio(r)).text);
+           bench_kind_name(r, (BenchKind)kind), r->sum[kind], step->median,
+           r->sum[kind] / step->median, percent((step->ninetieth - step->tenth) / step->median));
+  }
+  if (both && r->whole)
+    printf("  unfused / fused by rounds: %s to %s; what both run with the same kernels takes %s "
+           "times as long in the fused kind\n",
+           cell("%.3f", r->gain.tenth).text, cell("%.3f", r->gain.ninetieth).text,
+           cell("%.3f", r->alike).text);
 }
 
 void bench_print(const BenchResult *r) {
