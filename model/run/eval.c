@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "data/loader.h"
 #include "model/run/process.h"
-#include "model/run/validate.h"
+#include "model/run/run.h"
 
 typedef struct Evaluation {
   const char *data; // token files: a glob that ends in .bin, or a folder with val-*.bin; a text
@@ -96,17 +96,6 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
   return status;
 }
 
-static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
-  const Tokenizer *tokenizer = e->loaded.tokenizer;
-  if (!tokenizer || file->tokenizer == 0 ||
-      file->tokenizer == tokenizer_facts(tokenizer)->fingerprint)
-    return 0;
-  return error_set(err,
-                   "'%s' was made with another tokenizer than the model's, '%s': make token files "
-                   "with ./prepare --tokenizer '%s'",
-                   file->path, tokenizer_facts(tokenizer)->name, e->loaded.start.path);
-}
-
 // As the run's data.documents, where the folder is one of a run's.
 static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
   const char *folder = e->loaded.start.path, *named = e->documents;
@@ -149,8 +138,7 @@ static int open_data(Evaluation *e, Error *err) {
   const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
   if (!tokens && open_text(e, data, err) != 0) return error_prefix(err, "--data");
   if (open_loader(e, err) != 0) return -1;
-  for (const TokenFile *f = e->loader->files; f < e->loader->files + e->loader->file_count; f++)
-    if (check_file(e, f, err) != 0) return -1;
+  if (e->loaded.tokenizer && check_token_files(e->loader, e->loaded.tokenizer, err) != 0) return -1;
   const int status = loader_check(e->loader, e->loaded.model.vocab_size, err);
   if (status == 1) error_append(err, ": make token files with the model's own tokenizer");
   return status == 0 ? 0 : -1;

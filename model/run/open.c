@@ -142,6 +142,19 @@ static void clear_leftovers(const Run *run) {
   if (left.text[0] != '\0') fprintf(stderr, "train: %s\n", left.text);
 }
 
+// The folder's files. It was locked when its checkpoints were looked for, or is made now.
+static int open_files(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const char *dir = run->saves.lock.path.text;
+  if (log_open(&run->log, dir, c->output.dir, c->train.steps, err) != 0 ||
+      write_run_json(run, err) != 0)
+    return -1;
+  const PathText saved = step_path(c->output.dir, run->state.step, "");
+  if (!run->start.resumed || !path_exists(saved.text)) return 0;
+  log_saved_before(&run->log, run->state.step, saved.text);
+  return run->start.later.count > 0 ? checkpoint_take_back(dir, run->state.step, err) : 0;
+}
+
 // Up to here files were read by their names.
 static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
@@ -150,17 +163,7 @@ static int open_output(Run *run, Error *err) {
   if (checkpoint_room(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
       (!lock->held && create_folder(run, err) != 0) || run_lock_check(lock, err) != 0)
     return -1;
-  if (log_open(&run->log, lock->path.text, c->output.dir, c->train.steps, err) != 0 ||
-      write_run_json(run, err) != 0) {
-    run_lock_name(lock, err);
-    return -1;
-  }
-  const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
-  if (!run->start.resumed || !path_exists(saved.text)) return 0;
-  log_saved_before(&run->log, run->state.step, saved.text);
-  if (run->start.later.count == 0 ||
-      checkpoint_take_back(lock->path.text, run->state.step, err) == 0)
-    return 0;
+  if (open_files(run, err) == 0) return 0;
   run_lock_name(lock, err);
   return -1;
 }

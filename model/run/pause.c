@@ -111,12 +111,6 @@ static void set_alarm(const Run *run) {
     process_alarm(run->deadline_ms - now_ms() - run_end_ms(run));
 }
 
-// The work of the last step that a signal prevented; NULL: none.
-static const char *left_out_text(bool validated, bool sampled) {
-  if (validated) return sampled ? NULL : "its sample";
-  return sampled ? "its validation" : "its validation and sample";
-}
-
 int run_pause(Run *run, Error *err) {
   const TrainConfig *c = &run->config.train;
   const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
@@ -132,6 +126,6 @@ int run_pause(Run *run, Error *err) {
   const bool saves = due.save || (c->keep_best && step > 0 && run->state.best_val_step == step);
   if (saves && end_save(run, true, err) != 0) return -1;
   run->done = step >= c->steps || *run->stop; // a signal may have come meanwhile
-  if (step >= c->steps) run->left_out = left_out_text(validated, sampled);
+  run->left_out = step >= c->steps && !(validated && sampled);
   return saves || run->done ? save(run, run->done, err) : 0;
 }

@@ -301,14 +301,13 @@ void run_print_finished(const Run *run) {
 // How to continue a run that was stopped.
 static void print_resume(const Run *run, const char *path, int override_count,
                          char *const *overrides) {
-  const char *left_out = run->left_out;
   if (!run->config.output.save_optimizer) {
     printf("no run resumes from it, as output.save_optimizer=false asks; ");
     print_model(run);
     return;
   }
-  if (left_out) printf("the checkpoint is saved, but the stop skipped %s; ", left_out);
-  print_word(left_out ? "for the rest run: ./train " : "resume with: ./train ", shell_word(path));
+  if (run->left_out) printf("the stop skipped the last validation or sample; ");
+  print_word("resume with: ./train ", shell_word(path));
   for (int i = 0; i < override_count; i++)
     if (strncmp(overrides[i], "train.resume=", 13) != 0) print_word(" ", shell_word(overrides[i]));
   printf(" train.resume=auto\n");

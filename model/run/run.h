@@ -90,11 +90,11 @@ struct Run {
   // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
   // and tokens.
   const volatile sig_atomic_t *stop;
-  double deadline_ms;   // now_ms() that train.max_minutes ends at
-  bool finished;        // found at its end: nothing but the lock, the data and `saves` is open
-  bool done;            // ended, by its last step or because it was asked to stop
-  const char *left_out; // work of the last step that a signal prevented; NULL: none
-  Phases phases;        // of this process until its first step was booked
+  double deadline_ms; // now_ms() that train.max_minutes ends at
+  bool finished;      // found at its end: nothing but the lock, the data and `saves` is open
+  bool done;          // ended, by its last step or because it was asked to stop
+  bool left_out;      // a signal prevented the last step's validation or sample
+  Phases phases;      // of this process until its first step was booked
   Inputs inputs;
   Start start;
   Backend *be;
@@ -142,6 +142,8 @@ void run_print_finished(const Run *run);
 enum { SPARE_TOKENS = 1024 };
 int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
                   const Loader *val, const char *from, Error *err);
+// -1 where one of the files was made with another tokenizer; tokenizer NULL: with any.
+int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *err);
 
 // How often the whole run reads its training data.
 static inline double run_epochs(const Run *run) {

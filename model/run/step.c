@@ -86,35 +86,32 @@ int run_settle(Run *run, Error *err) {
 
 // ---- A step
 
-static int read_batches(Run *run, Error *err) {
-  for (int64_t i = 0; i < run->config.train.gradient_accumulation; i++)
-    if (loader_next(run->inputs.train, &run->inputs.batches[i], err) != 0) return -1;
-  return 0;
-}
-
-static void count_rows(const Run *run, PendingStep *pending) {
+// The step's batches, and what follows from them.
+static int read_batches(Run *run, PendingStep *pending, Error *err) {
   const Config *c = &run->config;
   double attended = 0;
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
-    const Batch *batch = &run->inputs.batches[i];
+    Batch *batch = &run->inputs.batches[i];
+    if (loader_next(run->inputs.train, batch, err) != 0) return -1;
     pending->counted += batch->counted;
     attended += batch_attended(batch, c->train.batch_size, c->train.sequence_length);
   }
+  pending->drawn = run->inputs.train->drawn;
   pending->flops = model_step_flops(&c->model, (double)tokens_per_step(c), attended);
+  return 0;
 }
 
 int run_step_begin(Run *run, AdamW *hyper, Error *err) {
-  const OutputConfig *o = &run->config.output;
+  const Config *c = &run->config;
   if (run->steps.asked == 0) phase_end(&run->phases, "validation");
-  if (read_batches(run, err) != 0) return -1;
+  *hyper = adamw_at(&c->optimizer, run_steps_asked(run), c->train.steps);
   PendingStep *pending = &run->steps.pending[run->steps.asked % MAX_RESULTS];
-  *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
   *pending = (PendingStep){.learning_rate = hyper->learning_rate};
+  if (read_batches(run, pending, err) != 0) return -1;
   run->be->services.clock_start(run->be);
-  count_rows(run, pending);
   // The mean is over the rows that count; every window has one.
-  hyper->gradient_scale = (double)tokens_per_step(&run->config) / (double)pending->counted;
-  if (o->profile_steps > 0 && run->steps.asked + 1 == PROFILE_START) profile(run, true);
+  hyper->gradient_scale = (double)tokens_per_step(c) / (double)pending->counted;
+  if (c->output.profile_steps > 0 && run->steps.asked + 1 == PROFILE_START) profile(run, true);
   range_push("step");
   return 0;
 }
@@ -124,11 +121,10 @@ void run_load_batch(Run *run, int64_t i) {
 }
 
 int run_step_end(Run *run, Error *err) {
-  const OutputConfig *o = &run->config.output;
-  PendingStep *pending = &run->steps.pending[run->steps.asked++ % MAX_RESULTS];
+  RunSteps *steps = &run->steps;
+  steps->asked++;
   range_pop();
-  pending->drawn = run->inputs.train->drawn;
-  if (run->steps.profiling && run->steps.asked + 1 == PROFILE_START + o->profile_steps)
+  if (steps->profiling && steps->asked + 1 == PROFILE_START + run->config.output.profile_steps)
     profile(run, false);
-  return run->steps.asked - run->steps.booked > run->be->steps_ahead ? book_step(run, err) : 0;
+  return steps->asked - steps->booked > run->be->steps_ahead ? book_step(run, err) : 0;
 }

@@ -27,57 +27,40 @@ int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, Token
                    tokenizer_facts(tokenizer)->name);
 }
 
-// The decoder is given the prompt, too, since some put no space in front of a text's first word.
-// Bytes at the prompt's end that begin a character wait in it, and come again with the rest.
-typedef struct Stream {
-  const TextGeneration *w;
-  Decoder *decoder; // NULL: ids
-  const char *again;
-  size_t again_bytes;
-} Stream;
-
-static int show(Stream *s, const char *text, size_t bytes, Error *err) {
-  if (bytes == 0) return 0;
-  const bool comes_again = bytes >= s->again_bytes && memcmp(text, s->again, s->again_bytes) == 0;
-  const size_t skipped = comes_again ? s->again_bytes : 0;
-  s->again_bytes = 0;
-  if (bytes == skipped) return 0;
-  return s->w->show(s->w->context, text + skipped, bytes - skipped, err);
+static int show(const TextGeneration *w, const char *text, size_t bytes, Error *err) {
+  return bytes > 0 ? w->show(w->context, text, bytes, err) : 0;
 }
 
-static int show_token(Stream *s, int32_t id, Error *err) {
+// Shows what the model generates, until its end, *stop or an error.
+static int show_tokens(const TextGeneration *w, Decoder *decoder, Error *err) {
   char number[16];
   const char *text = number;
-  const size_t bytes = s->decoder ? decoder_next(s->decoder, id, &text)
-                                  : (size_t)snprintf(number, sizeof number, " %d", id);
-  return show(s, text, bytes, err);
-}
-
-// Until the end, *stop or an error.
-static int show_what_follows(Stream *s, Error *err) {
-  const TextGeneration *w = s->w;
   for (int32_t id; !*w->stop;) {
     const int status = generator_next(w->generator, &id, err);
     if (status <= 0) return status;
-    if (show_token(s, id, err) != 0) return -1;
+    const size_t bytes = decoder ? decoder_next(decoder, id, &text)
+                                 : (size_t)snprintf(number, sizeof number, " %d", id);
+    if (show(w, text, bytes, err) != 0) return -1;
   }
   return 0;
 }
 
+// The decoder is given the prompt, too, since some put no space in front of a text's first word.
+// Bytes at the prompt's end that begin a character wait in it, and come with the rest.
 int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, const TokenIds *ids,
                   Error *err) {
   if (generator_start(w->generator, ids->ids, ids->count, &w->options, err) != 0) return -1;
-  Stream s = {.w = w, .decoder = w->tokenizer ? decoder_open(w->tokenizer) : NULL};
-  const char *text = prompt;
-  s.again = prompt;
-  for (int64_t i = 0; s.decoder && i < ids->count; i++) decoder_next(s.decoder, ids->ids[i], &text);
-  int status = show(&s, prompt, bytes, err);
-  s.again_bytes = s.decoder ? utf8_begun(prompt, bytes) : 0;
-  s.again += bytes - s.again_bytes;
-  if (status == 0) status = show_what_follows(&s, err);
-  const size_t waiting = s.decoder ? decoder_end(s.decoder, &text) : 0;
-  if (status == 0) status = show(&s, text, waiting, err);
-  decoder_close(s.decoder);
+  Decoder *decoder = w->tokenizer ? decoder_open(w->tokenizer) : NULL;
+  const char *text;
+  for (int64_t i = 0; decoder && i < ids->count; i++) decoder_next(decoder, ids->ids[i], &text);
+  const size_t waiting = decoder ? utf8_begun(prompt, bytes) : 0;
+  int status = show(w, prompt, bytes - waiting, err);
+  if (status == 0) status = show_tokens(w, decoder, err);
+  if (status == 0 && decoder) {
+    const size_t last = decoder_end(decoder, &text);
+    status = show(w, text, last, err);
+  }
+  decoder_close(decoder);
   return status;
 }
 

@@ -44,17 +44,16 @@ static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenF
   return status;
 }
 
-static int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *err) {
+int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *err) {
   const TokenizerFacts *facts = tokenizer ? tokenizer_facts(tokenizer) : NULL;
   for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
     if (f->tokenizer == 0 || (facts && f->tokenizer == facts->fingerprint)) continue;
-    if (!facts)
-      return error_set(err, "the tokenizer of '%s' is not in its folder: name it in data.tokenizer",
-                       f->path);
-    return error_set(err,
-                     "'%s' was made with another tokenizer than the run's, '%s': make token files "
-                     "with that one (./prepare --tokenizer), or name theirs in data.tokenizer",
-                     f->path, facts->name);
+    if (facts)
+      return error_set(err,
+                       "'%s' was made with another tokenizer than '%s': make token files with that "
+                       "one (./prepare --tokenizer)",
+                       f->path, facts->name);
+    return error_set(err, "the tokenizer of '%s' is not in its folder: put it there", f->path);
   }
   return 0;
 }
@@ -75,10 +74,11 @@ static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, const c
 int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
                   const Loader *val, const char *from, Error *err) {
   if (choose_tokenizer(tokenizer, config, &train->files[0], from, err) != 0) return -1;
-  if (check_token_files(train, *tokenizer, err) == 0 &&
-      (!val || check_token_files(val, *tokenizer, err) == 0) &&
-      (!*tokenizer || check_vocabulary(config, *tokenizer, from, err) == 0))
-    return 0;
+  int status = check_token_files(train, *tokenizer, err);
+  if (status == 0 && val) status = check_token_files(val, *tokenizer, err);
+  if (status != 0) error_append(err, ", or name the files' own in data.tokenizer");
+  if (status == 0 && *tokenizer) status = check_vocabulary(config, *tokenizer, from, err);
+  if (status == 0) return 0;
   tokenizer_close(*tokenizer);
   *tokenizer = NULL;
   return -1;

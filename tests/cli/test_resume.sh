@@ -43,7 +43,7 @@ goes_on() {
     check "a_signal_${name}_ends_it_there" "$(cat "$folder/$run/latest/state.json")" at_step "$run" "$step"
   case $name in
   *last_validation) check "a_signal_${name}_says_what_was_left_out" "$(said)" \
-    grep_said 'but the stop skipped its validation and sample' ;;
+    grep_said 'the stop skipped the last validation or sample; resume with: ' ;;
   *validation) check "a_signal_${name}_cuts_it_short" 'it was finished' \
     test -z "$(grep "\"kind\":\"val\",\"step\":$step," "$folder/$run/log.jsonl")" ;;
   *sample) check "a_signal_${name}_cuts_it_short" "it has $(sample_chars "$run") characters" \

@@ -95,8 +95,8 @@ TEST(files_and_vocabulary_must_be_the_tokenizers) {
       {bytes, bytes, "bytes", "", 257, "bytes", {NULL}}, // the ids in the files decide
       {bytes, bytes, "", "", 3000, "", {"model.vocab_size is 3000", "258 tokens: set it to that"}},
       {OTHERS, 0, "", "", 258, "", {"train.bin", "not in its folder", "data.tokenizer"}},
-      {bytes, OTHERS, "", "", 258, "", {"val.bin", "the run's, 'bytes'"}},
-      {OTHERS, OTHERS, "bytes", "", 258, "", {"train.bin", "the run's, 'bytes'", "./prepare"}},
+      {bytes, OTHERS, "", "", 258, "", {"val.bin", "than 'bytes'"}},
+      {OTHERS, OTHERS, "bytes", "", 258, "", {"train.bin", "than 'bytes'", "./prepare"}},
       {bytes, bytes, "/no/such/folder", "", 258, "", {"data.tokenizer: ", "/no/such/folder"}},
   };
   char *folder = temporary_folder();
@@ -112,10 +112,10 @@ TEST(the_data_name_their_tokenizer_before_the_model_does) {
   const Case beside[] = {
       {datas, datas, "", "", 21, data, {NULL}},
       {0, 0, "", model, 100, data, {NULL}},
-      {datas, 0, model, "", 100, "", {"than the run's, '", model}},
-      {models, 0, "", model, 100, "", {"than the run's, '", data}},
-      {datas, models, model, "", 100, "", {"train.bin", "than the run's, '", model}},
-      {bytes, 0, "", "", 258, "", {"than the run's, '", data}},
+      {datas, 0, model, "", 100, "", {"than '", model}},
+      {models, 0, "", model, 100, "", {"than '", data}},
+      {datas, models, model, "", 100, "", {"train.bin", "than '", model}},
+      {bytes, 0, "", "", 258, "", {"than '", data}},
       {datas, datas, "", "", 20, data, {NULL}},
       {datas, datas, "", model, 3000, "", {"is 3000", data, "has 21 tokens: take token files"}},
   };
@@ -124,7 +124,7 @@ TEST(the_data_name_their_tokenizer_before_the_model_does) {
       {0, 0, "", model, 258, model, {NULL}}, // more than bytes, which are guessed
       {models, models, "", model, 26, model, {NULL}},
       {models, models, model, "", 26, model, {NULL}},
-      {bytes, 0, "", model, 258, "", {"than the run's, '", model}},
+      {bytes, 0, "", model, 258, "", {"than '", model}},
   };
   for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) check_case(data, &beside[i]);
   for (size_t i = 0; i < sizeof alone / sizeof *alone; i++) check_case(plain, &alone[i]);
