@@ -26,8 +26,7 @@ typedef struct Evaluation {
   TokenFile text; // over them; path NULL: the data are token files
   Loader *loader;
   WindowsPass pass;
-  int64_t done, counted; // rows so far; of them those with a loss
-  double nats;           // the sum of their losses
+  ValMean mean;
   Progress progress;
 } Evaluation;
 
@@ -49,29 +48,23 @@ static int parse(Evaluation *e, int argc, char *const *argv, Error *err) {
 
 // ---- The data
 
-static int refuse_other_kinds(const char *path, const char *text, size_t bytes, Error *err) {
-  if (bytes == 0) return error_set(err, "'%s' is empty: there is no token to judge", path);
-  if (file_refuse_pointer(path, text, bytes, err) != 0) return -1;
-  const bool parquet = bytes >= 4 && memcmp(text, "PAR1", 4) == 0;
-  if (!parquet && file_refuse_packed(path, text, bytes, err) == 0 && !json_begins(text, bytes))
-    return 0;
-  return error_set(err,
-                   "'%s' is neither token files (*.bin) nor plain text: make token files of it "
-                   "with ./prepare",
-                   path);
-}
-
 // A whole text is one document. A byte order mark is no text.
 static int encode_text(Evaluation *e, const char *path, const char *text, size_t bytes,
                        Error *err) {
   const Tokenizer *tokenizer = e->loaded.tokenizer;
   const int32_t end = tokenizer_facts(tokenizer)->eos;
   const size_t mark = strlen(UTF8_MARK);
-  if (bytes >= mark && memcmp(text, UTF8_MARK, mark) == 0) text += mark, bytes -= mark;
   TokenIds *ids = &e->ids;
-  if (refuse_other_kinds(path, text, bytes, err) != 0 ||
-      prompt_ids(tokenizer, text, bytes, ids, err) != 0)
-    return -1;
+  if (bytes >= mark && memcmp(text, UTF8_MARK, mark) == 0) text += mark, bytes -= mark;
+  if (bytes == 0) return error_set(err, "'%s' is empty: there is no token to judge", path);
+  if (file_refuse_pointer(path, text, bytes, err) != 0) return -1;
+  if ((bytes >= 4 && memcmp(text, "PAR1", 4) == 0) || json_begins(text, bytes) ||
+      file_refuse_packed(path, text, bytes, err) != 0)
+    return error_set(err,
+                     "'%s' is neither token files (*.bin) nor plain text: make token files of it "
+                     "with ./prepare",
+                     path);
+  if (prompt_ids(tokenizer, text, bytes, ids, err) != 0) return -1;
   if (end != NO_TOKEN && ids->ids[ids->count - 1] != end) token_ids_push(ids, end);
   e->text = (TokenFile){.fd = -1,
                         .memory = ids->ids,
@@ -101,16 +94,14 @@ static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error
   const char *folder = e->loaded.start.path, *named = e->documents;
   Config config;
   *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
-  if (named) return 0;
-  if (has_file(folder, RUN_CONFIG_FILE)) {
-    if (checkpoint_read_config(folder, &config, err) != 0) return -1;
-    *documents = config.data.documents;
-  } else if (has_file(folder, STATE_FILE)) {
+  if (named || !has_file(folder, STATE_FILE)) return 0;
+  if (!has_file(folder, RUN_CONFIG_FILE))
     return error_set(err,
                      "'%s' has no " RUN_CONFIG_FILE ", which says whether its run kept documents "
                      "apart: give --documents mask or --documents join",
                      folder);
-  }
+  if (checkpoint_read_config(folder, &config, err) != 0) return -1;
+  *documents = config.data.documents;
   return 0;
 }
 
@@ -167,16 +158,14 @@ static int open_model(Evaluation *e, Error *err) {
 
 static int evaluate_batch(Evaluation *e, int64_t i, Error *err) {
   const ValWindows *w = &e->pass.windows;
-  const int64_t T = e->loader->config.seq, all = w->split * T;
+  const long long T = e->loader->config.seq, all = w->split * T,
+                  done = min_i64((i + 1) * w->batch, w->split) * T;
   double nats;
   if (windows_losses(&e->pass, i, &nats, err) != 0) return -1;
-  e->nats += nats;
-  e->counted += e->pass.batch.counted;
-  e->done += val_batch_size(w, i) * T;
-  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)all, (uint64_t)e->done);
-  if (*e->stop)
-    return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done, (long long)all);
-  if (isfinite(e->nats)) return 0;
+  val_mean_add(&e->mean, nats, (double)e->pass.batch.counted);
+  progress_show(&e->progress, (uint64_t)done, (uint64_t)all, (uint64_t)done);
+  if (*e->stop) return error_set(err, "stopped after %lld of %lld tokens", done, all);
+  if (isfinite(nats)) return 0;
   const WindowPiece piece = loader_piece(e->loader, e->loader->sources, (uint64_t)(i * w->batch), 0);
   return error_set(err,
                    "the loss is not finite in a batch that begins at token %lld of '%s': the "
@@ -184,22 +173,18 @@ static int evaluate_batch(Evaluation *e, int64_t i, Error *err) {
                    (long long)piece.first, e->loader->files[piece.file].path);
 }
 
-// ---- All of it
-
 static void report(const Evaluation *e) {
   const Loader *loader = e->loader;
-  const double loss = e->nats / (double)e->counted;
-  const int64_t bytes = e->pass.text.count;
-  printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld",
-         (long long)e->counted, loader->file_count, loader->file_count == 1 ? "" : "s",
-         (long long)loader->config.seq);
+  const double loss = val_mean(&e->mean), bytes = (double)e->pass.text.count;
+  printf("data           %.0f tokens with a loss, of %d file%s, in windows of %lld", e->mean.tokens,
+         loader->file_count, loader->file_count == 1 ? "" : "s", (long long)loader->config.seq);
   if (loader->apart)
     printf(", %lld document%s apart", (long long)loader->epoch.documents,
            loader->epoch.documents == 1 ? "" : "s");
   printf("\nloss           %.6f nats a token\nperplexity     %.6g\n", loss, exp(loss));
   if (bytes > 0)
-    printf("bits per byte  %.6f, at %.4f bytes a token\n", bits_per_byte(e->nats, bytes),
-           (double)bytes / (double)e->counted);
+    printf("bits per byte  %.6f, at %.4f bytes a token\n",
+           bits_per_byte(e->mean.nats, e->pass.text.count), bytes / e->mean.tokens);
   else
     printf("bits per byte  not known: %s\n", e->loaded.tokenizer
                                                  ? "these tokens are no text"

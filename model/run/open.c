@@ -65,7 +65,6 @@ static int open_weights(Run *run, Error *err) {
     run->saves.step = run->state.step;
     run->saves.best_saved = (BestLoss){run->state.best_val_loss, run->state.best_val_step};
   }
-  run->start.calibrates = run->be->calibrating;
   phase_end(&run->phases, "weights");
   return 0;
 }
@@ -181,6 +180,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
                .stop = stop,
                .deadline_ms = now_ms() + config->train.max_minutes * 60e3,
                .phases = {.since_ms = process_began_ms()},
+               .inputs = {.val_bytes = -1},
                .state = {.best_val_loss = NAN},
                .steps = {.paused = -1},
                .last_val_loss = NAN,

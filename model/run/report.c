@@ -103,18 +103,11 @@ static void print_resumed(const Run *run) {
 }
 
 static void print_backend(const Run *run) {
-  const char *precision = precision_name(run->config.backend.precision), *costs = run->be->costs;
-  printf("backend    %s: %s%s%s\n", run->be->name, run->be->description, costs[0] ? "; " : "",
-         costs);
-  const bool fp8 = run->llama.spec.fp8, other = run->start.was && run->start.was != precision;
-  if (!fp8 && !other) return;
-  printf("precision  ");
-  if (other) printf("now %s, after %s%s", precision, run->start.was, fp8 ? ": " : "");
-  if (fp8 && !other) printf("%s: ", precision);
-  if (fp8)
-    printf("layers and output layer multiply in FP8; the first step %s",
-           run->start.calibrates ? "finds the scales" : "has the checkpoint's scales");
-  printf("\n");
+  const Backend *be = run->be;
+  printf("backend    %s: %s%s%s\n", be->name, be->description, be->costs[0] ? "; " : "", be->costs);
+  if (run->llama.spec.fp8)
+    printf("precision  fp8: layers and output layer multiply in FP8; the first step %s\n",
+           be->calibrating ? "finds the scales" : "has the checkpoint's scales");
 }
 
 // ", of which 1.2k count", where not all of the tokens to predict do.

@@ -41,8 +41,7 @@ typedef struct Inputs {
   Loader *train;
   Loader *val; // NULL: no validation
   ValWindows windows;
-  bool val_counted;     // val_bytes is known: the first validation counts them
-  int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
+  int64_t val_bytes;    // of the text that the windows predict; -1 before a validation counted them
   Tokenizer *tokenizer; // NULL: none is known
   Batch *batches;       // [gradient_accumulation]: the step's
 } Inputs;
@@ -53,11 +52,9 @@ typedef struct Start {
   bool resumed;
   char *changes;      // keys that differ from the checkpoint's; NULL where there is none
   bool lr_changed;    // with them the schedule has another rate at this step
-  bool calibrates;    // FP8: the first step of this process finds the scales
   bool val_changed;   // validation reads other windows, so the best loss was forgotten
   LaterSteps later;   // checkpoints in output.dir that the run will replace
   BackendText was_on; // the checkpoint's backend, where it is another; else empty
-  const char *was;    // the checkpoint's precision; NULL where there is none
 } Start;
 
 // The steps of this process.

@@ -61,7 +61,6 @@ static int check_resume(Run *run, Error *err) {
   if (checkpoint_read_state(from, state, err) != 0) return -1;
   run->start.resumed = true;
   run->saves.path = path_text("%s", from);
-  run->start.was = precision_name(saved.backend.precision);
   free(run->start.changes);
   run->start.changes = config_changes(&saved, now);
   run->start.lr_changed = learning_rate(&saved.optimizer, state->step, saved.train.steps) !=

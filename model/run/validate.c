@@ -84,7 +84,7 @@ static int validate(Run *run, ValMean *mean, Error *err) {
                       .llama = &run->llama,
                       .batch = inputs->batches[0]};
   int finished = 1;
-  text_bytes_open(&pass.text, inputs->val_counted ? NULL : inputs->tokenizer);
+  text_bytes_open(&pass.text, inputs->val_bytes < 0 ? inputs->tokenizer : NULL);
   range_push("evaluation");
   for (int64_t i = 0; i < inputs->windows.batches && finished == 1; i++) {
     double nats = 0;
@@ -92,10 +92,7 @@ static int validate(Run *run, ValMean *mean, Error *err) {
     if (finished == 1) val_mean_add(mean, nats, (double)pass.batch.counted);
   }
   range_pop();
-  if (finished == 1 && !inputs->val_counted) {
-    inputs->val_counted = true;
-    inputs->val_bytes = pass.text.count;
-  }
+  if (finished == 1 && inputs->val_bytes < 0) inputs->val_bytes = pass.text.count;
   text_bytes_close(&pass.text);
   // A forward that trains nothing is no part of training's scales.
   if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);

@@ -88,7 +88,7 @@ goes_on() {
   train_into "$1" "train.resume=$(printf '%s/%s/step-%08d' "$folder" "$2" "$3")" "backend.precision=$4"
   status=$?
   check "$5_goes_on_in_$4" "$(said)" test $status = 0
-  check "$5_that_resumes_in_$4_says_so" "$(said)" grep -qE "^precision  now $4, after $5(:|\$)" "$folder/said"
+  check "$5_that_resumes_in_$4_says_so" "$(said)" grep -qE "^resumed .* backend.precision \"$5\" -> \"$4\"" "$folder/said"
   echo "# $5, then $4: validation $(last_loss val "$1")"
   check "$5_that_goes_on_in_$4_goes_on_learning" "$(last_loss val "$1"), in bf16 $(last_loss val bf16)" \
     near "$(last_loss val "$1")" "$(last_loss val bf16)" 0.02 # observed: 0.0065

@@ -78,7 +78,7 @@ short new
 has new 'resumed    at step 20 of 40: train.steps 20 -> 40, optimizer.learning_rate 0.003 -> 0.001; the learning rate '
 trains all_set "${all_set[@]}" train.resume=auto train.steps=40 backend.precision=bf16 optimizer.decay_steps=9 train.seed=8
 short all_set
-has all_set 'precision  now bf16, after fp8'
+has all_set ', backend.precision "fp8" -> "bf16"'
 
 # ---- Finished
 # finished NAME WORDS OVERRIDES...: one line with the words, the status 0, and nothing changes.
