@@ -34,6 +34,7 @@ typedef struct Bench {
   Config config;
   Side sides[BENCH_KINDS];
   BenchResult *result;
+  bool listed;     // the operations, in the result
   int32_t *tokens; // [2, B, T]: a batch and its targets
   Mark *marks;     // [most_marks] of a block of steps
   int most_marks;
@@ -129,12 +130,6 @@ static void read_clocks(Bench *b, int kind) {
 
 // ---- What marks say
 
-static BenchOp *op_of(BenchResult *r, int what) {
-  for (int i = 0; i < r->op_count; i++)
-    if ((int)r->ops[i].operation == what) return &r->ops[i];
-  return NULL;
-}
-
 // Layers of a micro-batch come in order, and then in reverse.
 static void add_layer(Bench *b, int kind, int64_t ordinal, double ms) {
   const int64_t L = b->config.model.num_hidden_layers, at = ordinal % (2 * L);
@@ -155,9 +150,9 @@ static void add_marks(Bench *b, int kind, int count) {
   BenchOp *op = NULL;
   bool noted = false;
   int64_t layers = 0;
-  for (int i = 0; i < count; i++) {
-    const double ms = b->marks[i].ms;
-    switch (b->marks[i].what) {
+  for (const Mark *mark = b->marks; mark < b->marks + count; mark++) {
+    const double ms = mark->ms;
+    switch (mark->what) {
     case MARK_STEP:
       step = ms;
       break;
@@ -177,89 +172,75 @@ static void add_marks(Bench *b, int kind, int count) {
       bare += ms - gemm;
       break;
     case MARK_END:
-      if (!op) break;
-      if (bare > 0)
-        add_sample(b, &op->bare, bare);
-      else
-        add_sample(b, &op->time[kind], ms - operation);
+      if (op->calls > 0)
+        add_sample(b, bare > 0 ? &op->bare : &op->time[kind], bare > 0 ? bare : ms - operation);
       break;
     default:
-      op = op_of(r, b->marks[i].what), operation = ms, bare = 0, noted = true;
+      op = &r->ops[mark->what], operation = ms, bare = 0, noted = true;
     }
   }
 }
 
 // ---- The operations of a step, by its marks
 
-static void describe_shape(BenchOp *op, const Llama *llama) {
+static void describe_shape(BenchOp *op, const Llama *llama, Operation operation) {
   const Spec *s = &llama->spec;
   const OperationWork *w = &op->work;
+  const long long M = w->M, N = w->N, K = w->K, T = s->seq, H = s->H, KV = s->KV, d = s->d;
   const size_t size = sizeof op->shape;
   if (w->kind == CLASS_GEMM) {
-    snprintf(op->shape, size, "%lld x %lld x %lld%s", (long long)w->M, (long long)w->N,
-             (long long)w->K, s->fp8 ? " FP8" : "");
+    snprintf(op->shape, size, "%lld x %lld x %lld%s", M, N, K, s->fp8 ? " FP8" : "");
   } else if (w->kind == CLASS_ATTENTION) {
-    snprintf(op->shape, size, "%lld x %lld, %lld/%lld of %lld", (long long)(s->max_tokens / s->seq),
-             (long long)s->seq, (long long)s->H, (long long)s->KV, (long long)s->d);
-  } else if (w->M > 0) {
-    snprintf(op->shape, size, "%lld x %lld", (long long)w->M, (long long)w->N);
+    snprintf(op->shape, size, "%lld x %lld, %lld/%lld of %lld", s->max_tokens / T, T, H, KV, d);
+  } else if (M > 0) {
+    snprintf(op->shape, size, "%lld x %lld", M, N);
   } else {
     double parameters = 0;
     for (const ParamTensor *t = llama->tensors; t < llama->tensors + llama->param_count; t++)
-      if (op->operation != OP_muon || t->part_count > 0) parameters += (double)(t->rows * t->cols);
+      if (operation != OP_muon || t->part_count > 0) parameters += (double)(t->rows * t->cols);
     snprintf(op->shape, size, "%.4gM parameters", parameters * 1e-6);
   }
 }
 
 // Counts the calls, those of the first layer apart.
 static void list_operations(Bench *b, const Llama *llama, int count) {
-  BenchResult *r = b->result;
+  BenchOp *ops = b->result->ops;
   const int64_t last = 2 * llama->config.num_hidden_layers - 1;
-  BenchOp all[OPERATION_COUNT] = {{.calls = 0}};
   int64_t layers = 0;
   bool inside = false;
-  for (int i = 0; i < count; i++) {
-    const int what = b->marks[i].what;
-    if (what == MARK_LAYER) inside = true;
-    if (what == MARK_LAYER_END) inside = false, layers++;
-    if (what < 0) continue;
-    all[what].calls++;
-    all[what].in_forward += inside && layers == 0;
-    all[what].in_backward += inside && layers == last;
+  for (const Mark *mark = b->marks; mark < b->marks + count; mark++) {
+    if (mark->what == MARK_LAYER) inside = true;
+    if (mark->what == MARK_LAYER_END) inside = false, layers++;
+    if (mark->what < 0) continue;
+    BenchOp *op = &ops[mark->what];
+    op->calls++;
+    op->in_forward += inside && layers == 0;
+    op->in_backward += inside && layers == last;
   }
+  if (!llama->spec.fp8) ops[OP_requantize].calls = 0; // it does nothing
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
-    BenchOp *op = &all[i];
+    BenchOp *op = &ops[i];
     if (op->calls == 0) continue;
-    if (i == OP_requantize && !llama->spec.fp8) continue; // it does nothing
-    op->operation = i;
     op->work = operation_work(&llama->spec, llama->tensors, llama->param_count, i);
     op->runs = llama->be->kinds[i];
     op->bare = op->time[BENCH_FUSED] = op->time[BENCH_UNFUSED] = spread_of(NULL, 0);
-    describe_shape(op, llama);
-    r->ops[r->op_count++] = *op;
+    describe_shape(op, llama, i);
   }
 }
 
 // ---- Steps, as train.c makes them
 
-// Of a micro-batch.
-static int64_t tokens_of(const Bench *b) {
-  return b->config.train.batch_size * b->config.train.sequence_length;
-}
-
-static void load_random(Bench *b, Side *s) {
-  const int64_t M = tokens_of(b);
-  const uint64_t key = (uint64_t)s->batches++, V = (uint64_t)b->config.model.vocab_size;
-#pragma omp parallel for schedule(static)
-  for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
-  llama_load_batch(&s->llama, &(Batch){.tokens = b->tokens, .targets = b->tokens + M});
-}
-
+// On random tokens.
 static void issue_step(Bench *b, Side *s) {
-  const int64_t micro_batches = b->config.train.gradient_accumulation;
-  const AdamW hyper = adamw_at(&b->config.optimizer, s->step++, b->config.train.steps);
+  const Config *c = &b->config;
+  const int64_t micro_batches = c->train.gradient_accumulation, M = batch_rows(&s->llama.spec);
+  const uint64_t V = (uint64_t)c->model.vocab_size;
+  const AdamW hyper = adamw_at(&c->optimizer, s->step++, c->train.steps);
   for (int64_t i = 0; i < micro_batches; i++) {
-    load_random(b, s);
+    const uint64_t key = (uint64_t)s->batches++;
+#pragma omp parallel for schedule(static)
+    for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
+    llama_load_batch(&s->llama, &(Batch){.tokens = b->tokens, .targets = b->tokens + M});
     llama_forward(&s->llama);
     llama_backward(&s->llama, 1 / (double)micro_batches, i > 0);
   }
@@ -303,11 +284,11 @@ static int run_block(Bench *b, int kind, int steps, bool keep, double *median, E
   for (int i = 0; i < steps; i++) status |= run_step(b, kind, OBSERVE_NOTHING, true, err);
   status |= run_step(b, kind, OBSERVE_OPERATIONS, false, err);
   if (r->whole) status |= run_step(b, kind, OBSERVE_LAYERS, false, err);
-  if (r->op_count > 0 && kind == r->kinds - 1)
-    status |= run_step(b, kind, OBSERVE_GEMMS, false, err);
+  if (b->listed && kind == r->kinds - 1) status |= run_step(b, kind, OBSERVE_GEMMS, false, err);
   while (s->unread > 0) status |= take_result(b, kind, err);
   const int count = s->be->services.marks_read(s->be, b->marks);
-  if (r->op_count == 0) list_operations(b, &s->llama, count);
+  if (!b->listed) list_operations(b, &s->llama, count);
+  b->listed = true;
   if (keep) add_marks(b, kind, count);
   for (int i = 0; i < steps; i++) times[i] = b->marks[2 * i + 1].ms - b->marks[2 * i].ms;
   *median = spread_of(times, steps).median;
@@ -410,7 +391,7 @@ static int open_side(Bench *b, int kind, Error *err) {
 }
 
 static void close_side(Side *s) {
-  if (s->llama.be) llama_destroy(&s->llama);
+  llama_destroy(&s->llama);
   if (s->be) s->be->services.destroy(s->be);
   *s = (Side){.be = NULL};
 }
@@ -447,7 +428,7 @@ static int run_sides(Bench *b, Error *err) {
     r->apart = true;
   }
   print_model(b);
-  b->tokens = xmalloc(2 * (size_t)tokens_of(b) * sizeof *b->tokens);
+  b->tokens = xmalloc(2 * (size_t)batch_rows(&be->spec) * sizeof *b->tokens);
   b->forward = xcalloc((size_t)b->config.model.num_hidden_layers, sizeof *b->forward);
   b->marks = xmalloc((size_t)b->most_marks * sizeof *b->marks);
   if (!r->apart) return measure(b, 0, r->kinds, most_ms, err);

@@ -23,11 +23,10 @@ typedef struct Spread {
 Spread spread_of(double *samples, int count); // sorts them; all NAN where there are none
 
 typedef struct BenchOp {
-  Operation operation;
   OperationWork work;
   char shape[64];              // for people: "32768 x 2048 x 8192"
   KernelKind runs;             // the first kind's kernel for it
-  int64_t calls;               // in a step
+  int64_t calls;               // in a step; 0: it has none, and nothing else here is set
   int in_forward, in_backward; // calls in a layer's pass
   Spread time[BENCH_KINDS];
   Spread bare;  // its GEMM alone, in the last kind
@@ -46,7 +45,6 @@ typedef struct BenchResult {
   bool whole;       // layers and steps were measured, too
   bool apart;       // one kind after the other, since both do not fit
   GpuGauges gauges; // of the opened GPU
-  int op_count;
   BenchOp ops[OPERATION_COUNT];
   Spread layer[BENCH_PASSES][BENCH_KINDS];
   Spread step[BENCH_KINDS];

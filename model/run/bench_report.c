@@ -42,7 +42,8 @@ static double floor_of(const BenchOp *op, double copy_rate) {
 void bench_derive(BenchResult *r) {
   double alike[BENCH_KINDS] = {0};
   r->peak = NAN;
-  for (BenchOp *op = r->ops; op < r->ops + r->op_count; op++) {
+  for (BenchOp *op = r->ops; op < r->ops + OPERATION_COUNT; op++) {
+    if (op->calls == 0) continue;
     const double calls = (double)op->calls, floor = op->floor = floor_of(op, r->copy_rate);
     for (int column = 0; column < BENCH_COLUMNS; column++) {
       const double ms = calls * (column == BENCH_FLOOR ? floor : op->time[column].median);
@@ -106,15 +107,14 @@ static void print_ops(const BenchResult *r) {
          first, second, "bare", first, second, "TFLOP/s", "% of", "GB/s", "% of");
   printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s\n", "", "", "", "", "", "", "",
          "/ bare", r->kinds == BENCH_KINDS ? "/ fused" : "", "", "peak", "", "copy");
-  for (int i = 0; i < r->op_count; i++) {
+  for (Operation i = 0; i < OPERATION_COUNT; i++) {
     const BenchOp *op = &r->ops[i];
     const OpRates rates = op_rates(r, op);
-    if (r->only != OPERATION_COUNT && op->operation != r->only) continue;
-    printf("%-19s %-8s %-26s %5lld %8.4f %8s %8s %7s %8s %8s %6s %6s %6s\n",
-           operation_name(op->operation), kernel_name(op), op->shape, (long long)op->calls,
-           op->time[BENCH_FUSED].median, cell("%.4f", op->time[BENCH_UNFUSED].median).text,
-           cell("%.4f", op->bare.median).text, cell("%.3f", rates.over_bare).text,
-           cell("%.3f", rates.unfused_over).text,
+    if (op->calls == 0 || !(r->whole || i == r->only)) continue;
+    printf("%-19s %-8s %-26s %5lld %8.4f %8s %8s %7s %8s %8s %6s %6s %6s\n", operation_name(i),
+           kernel_name(op), op->shape, (long long)op->calls, op->time[BENCH_FUSED].median,
+           cell("%.4f", op->time[BENCH_UNFUSED].median).text, cell("%.4f", op->bare.median).text,
+           cell("%.3f", rates.over_bare).text, cell("%.3f", rates.unfused_over).text,
            cell(rates.tflops < 10 ? "%.3f" : "%.1f", rates.tflops).text,
            cell("%.1f", percent(rates.of_peak)).text, cell("%.0f", rates.gigabytes_per_second).text,
            cell("%.1f", percent(rates.of_copy)).text);

@@ -14,45 +14,37 @@ static Spread at(double median) {
 // Two products, one of them with a pass over memory besides, attention, and a pass alone, whose
 // bytes the floor counts in part. A copy moves 1e9 bytes a ms.
 static BenchResult example(void) {
-  BenchResult r = {.kinds = BENCH_KINDS,
-                   .only = OPERATION_COUNT,
-                   .whole = true,
-                   .op_count = 5,
-                   .copy_rate = 1e9,
-                   .rounds = 4};
-  r.ops[0] = (BenchOp){.operation = OP_gate_up,
-                       .work = {.kind = CLASS_GEMM, .flops = 900e9},
-                       .runs = KERNEL_FUSED,
-                       .calls = 3,
-                       .in_forward = 1,
-                       .time = {at(2.2), at(3)},
-                       .bare = at(2)};
-  r.ops[1] = (BenchOp){.operation = OP_head_loss,
-                       .work = {.kind = CLASS_GEMM, .flops = 600e9, .floor_bytes = 0.5e9},
-                       .runs = KERNEL_FUSED,
-                       .calls = 1,
-                       .time = {at(1.8), at(1.7)},
-                       .bare = at(1)};
-  r.ops[2] = (BenchOp){.operation = OP_attention,
-                       .work = {.kind = CLASS_ATTENTION},
-                       .runs = KERNEL_UNFUSED,
-                       .calls = 3,
-                       .in_forward = 1,
-                       .time = {at(1.01), at(1)},
-                       .bare = spread_of(NULL, 0)};
-  r.ops[3] = (BenchOp){.operation = OP_adamw,
-                       .work = {.kind = CLASS_MEMORY, .bytes = 0.6e9, .floor_bytes = 0.6e9},
-                       .runs = KERNEL_UNFUSED,
-                       .calls = 1,
-                       .time = {at(0.97), at(1)},
-                       .bare = spread_of(NULL, 0)};
-  r.ops[4] = (BenchOp){.operation = OP_rope_backward,
-                       .work = {.kind = CLASS_MEMORY, .bytes = 0.1e9},
-                       .runs = KERNEL_UNFUSED,
-                       .calls = 3,
-                       .in_backward = 1,
-                       .time = {at(0.2), at(0.2)},
-                       .bare = spread_of(NULL, 0)};
+  BenchResult r = {
+      .kinds = BENCH_KINDS, .only = OPERATION_COUNT, .whole = true, .copy_rate = 1e9, .rounds = 4};
+  r.ops[OP_gate_up] = (BenchOp){.work = {.kind = CLASS_GEMM, .flops = 900e9},
+                                .runs = KERNEL_FUSED,
+                                .calls = 3,
+                                .in_forward = 1,
+                                .time = {at(2.2), at(3)},
+                                .bare = at(2)};
+  r.ops[OP_head_loss] =
+      (BenchOp){.work = {.kind = CLASS_GEMM, .flops = 600e9, .floor_bytes = 0.5e9},
+                .runs = KERNEL_FUSED,
+                .calls = 1,
+                .time = {at(1.8), at(1.7)},
+                .bare = at(1)};
+  r.ops[OP_attention] = (BenchOp){.work = {.kind = CLASS_ATTENTION},
+                                  .runs = KERNEL_UNFUSED,
+                                  .calls = 3,
+                                  .in_forward = 1,
+                                  .time = {at(1.01), at(1)},
+                                  .bare = spread_of(NULL, 0)};
+  r.ops[OP_adamw] = (BenchOp){.work = {.kind = CLASS_MEMORY, .bytes = 0.6e9, .floor_bytes = 0.6e9},
+                              .runs = KERNEL_UNFUSED,
+                              .calls = 1,
+                              .time = {at(0.97), at(1)},
+                              .bare = spread_of(NULL, 0)};
+  r.ops[OP_rope_backward] = (BenchOp){.work = {.kind = CLASS_MEMORY, .bytes = 0.1e9},
+                                      .runs = KERNEL_UNFUSED,
+                                      .calls = 3,
+                                      .in_backward = 1,
+                                      .time = {at(0.2), at(0.2)},
+                                      .bare = spread_of(NULL, 0)};
   for (int pass = 0; pass < BENCH_PASSES; pass++)
     for (int kind = 0; kind < BENCH_KINDS; kind++) r.layer[pass][kind] = at(4 + kind);
   r.step[BENCH_FUSED] = at(13.2);
@@ -75,13 +67,13 @@ TEST(a_spread_is_median_and_percentiles) {
 TEST(a_floor_is_products_attention_and_bytes) {
   BenchResult r = example(), other = example();
   bench_derive(&r);
-  near(r.ops[0].floor, 2);
-  near(r.ops[1].floor, 1 + 0.5);
-  near(r.ops[2].floor, 1); // the smaller of the two
-  near(r.ops[3].floor, 0.6);
+  near(r.ops[OP_gate_up].floor, 2);
+  near(r.ops[OP_head_loss].floor, 1 + 0.5);
+  near(r.ops[OP_attention].floor, 1); // the smaller of the two
+  near(r.ops[OP_adamw].floor, 0.6);
   near(r.sum[BENCH_FLOOR], 3 * 2 + 1.5 + 3 + 0.6);
   near(r.layer_floor[PASS_FORWARD], 3);
-  other.ops[1].in_backward = 2;
+  other.ops[OP_head_loss].in_backward = 2;
   bench_derive(&other);
   near(other.layer_floor[PASS_BACKWARD], 3); // 2 x 1.5; a pass outside the floor adds nothing
   near(other.layer_floor[PASS_BOTH], 6);
@@ -101,7 +93,7 @@ TEST(operations_add_up_by_their_calls) {
 TEST(the_peak_is_that_of_the_fastest_product) {
   for (int faster = 0; faster < 2; faster++) {
     BenchResult r = example();
-    if (faster) r.ops[0].work.flops = 1400e9; // in 2 ms
+    if (faster) r.ops[OP_gate_up].work.flops = 1400e9; // in 2 ms
     bench_derive(&r);
     near(r.peak, faster ? 700 : 600);
   }
@@ -110,7 +102,7 @@ TEST(the_peak_is_that_of_the_fastest_product) {
 TEST(rates_are_of_the_fused_kernel) {
   BenchResult r = example();
   bench_derive(&r);
-  const OpRates gate_up = op_rates(&r, &r.ops[0]), adamw = op_rates(&r, &r.ops[3]);
+  const OpRates gate_up = op_rates(&r, &r.ops[OP_gate_up]), adamw = op_rates(&r, &r.ops[OP_adamw]);
   near(gate_up.over_bare, 1.1);
   near(gate_up.unfused_over, 3 / 2.2);
   near(gate_up.tflops, 900 / 2.2);
