@@ -1,18 +1,15 @@
 // train: trains a LLaMA from a JSON config, and continues texts with it. `./train --help` says how
 // to call it.
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/command.h"
 #include "base/file.h"
 #include "base/os.h"
-#include "model/run/bench.h"
+#include "model/run/commands.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
-#include "model/run/commands.h"
-
-#define NO_CONFIG "no config given; see ./train --help"
+#include "model/run/token_text.h"
 
 // The formatter would break lines of the text in the middle of a word.
 // clang-format off
@@ -95,30 +92,13 @@ static int command_train(const char *path, int override_count, char **overrides,
   return status;
 }
 
-static int command_plan(int argc, char **argv, Error *err) {
-  Config config;
-  if (argc < 1) return error_set(err, NO_CONFIG);
-  return config_load(&config, argv[0], argc - 1, argv + 1, err) || plan_print(&config, err) ? -1
-                                                                                            : 0;
-}
-
-static int command_bench(int argc, char **argv, Error *err) {
-  BenchResult result;
-  return bench_run(argc, argv, &result, err);
-}
-
-static int command_doctor(int argc, char **argv, Error *err) {
-  (void)argc, (void)argv, (void)err;
-  return doctor();
-}
-
 static int command_keys(int argc, char **argv, Error *err) {
   return config_print_keys(argc > 0 ? argv[0] : "", err);
 }
 
 static int command_help(int argc, char **argv, Error *err) {
   (void)argc, (void)argv, (void)err;
-  return fputs(usage, stdout) < 0; // printed() says why
+  return fputs(usage, stdout) < 0; // main says why
 }
 
 static int command_version(int argc, char **argv, Error *err) {
@@ -129,9 +109,9 @@ static int command_version(int argc, char **argv, Error *err) {
 static const struct {
   const char *name;
   int (*run)(int argc, char **argv, Error *err);
-} commands[] = {{"--plan", command_plan},     {"--generate", generate_command},
-                {"--eval", eval_command},     {"--bench", command_bench},
-                {"--doctor", command_doctor}, {"--help-config", command_keys},
+} commands[] = {{"--plan", plan_command},     {"--generate", generate_command},
+                {"--eval", eval_command},     {"--bench", bench_command},
+                {"--doctor", doctor_command}, {"--help-config", command_keys},
                 {"--help", command_help},     {"--version", command_version}};
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -179,8 +159,6 @@ int main(int argc, char **argv) {
     return trained ? 0 : fail(&err);
   }
   const int status = commands[command].run(argc - 2, argv + 2, &err);
-  if (status < 0) return fail(&err);
-  if (fflush(stdout) == 0 && !ferror(stdout)) return status;
-  error_set(&err, "cannot write to standard output: %s", strerror(errno)); // it is the result
-  return fail(&err);
+  // Its result is on standard output.
+  return status < 0 || text_print(NULL, "", 0, &err) != 0 ? fail(&err) : status;
 }

@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "model/optimizer.h"
 #include "model/run/backend.h"
+#include "model/run/commands.h"
 #include "model/run/log.h"
 #include "model/tensors.h"
 
@@ -83,7 +84,7 @@ static int parse(Bench *b, int argc, char **argv, Error *err) {
     if (operation_trains(i) && strcmp(only, operation_name(i)) == 0) *op = i;
   if (only && *op == OPERATION_COUNT)
     return error_set(err, "--op needs %s, and '%.100s' is none", operations, only);
-  if (!config) return error_set(err, "--bench: no config given; see ./train --help");
+  if (!config) return error_set(err, NO_CONFIG);
   if (config_load(&b->config, config, overrides, argv, err) != 0) return -1;
   b->config.output.profile_steps = 0;
   if (*op == OP_muon && b->config.optimizer.kind != OPTIMIZER_MUON)
@@ -460,4 +461,9 @@ int bench_run(int argc, char **argv, BenchResult *result, Error *err) {
   free(b.forward);
   free(b.marks);
   return status;
+}
+
+int bench_command(int argc, char **argv, Error *err) {
+  BenchResult result;
+  return bench_run(argc, argv, &result, err);
 }

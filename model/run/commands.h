@@ -31,6 +31,8 @@ int loaded_open(LoadedModel *t, const char *dir, Error *err);
 int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err);
 void loaded_close(LoadedModel *t); // zeros are fine
 
+#define NO_CONFIG "no config given; see ./train --help"
+
 // ---- Commands of ./train. They get the words behind their own, and print their result. -1 with a
 // message, else the exit status.
 
@@ -48,8 +50,11 @@ int generate_parse_ids(const char *text, TokenIds *ids, Error *err);
 int eval_command(int argc, char **argv, Error *err);
 
 // --plan: the resolved configuration, and the memory of the run.
-int plan_print(const Config *config, Error *err);
+int plan_command(int argc, char **argv, Error *err);
+
+// --bench: model/run/bench.h.
+int bench_command(int argc, char **argv, Error *err);
 
 // --doctor: which paths this machine can train on and, tried with a tiny model, whether they work.
 // 0 if every path that the machine has the hardware for works; 1 if one fails or misses something.
-int doctor(void);
+int doctor_command(int argc, char **argv, Error *err);

@@ -81,13 +81,6 @@ static int check_bf16(const char *name, BackendConfig backend, double expected) 
   return 1;
 }
 
-static void print_processor(void) {
-  const CpuName name = cpu_name();
-  const ThreadsAsked threads = threads_asked("");
-  printf("%-14s %s; %d thread%s, %s\n", "processor", name.text[0] ? name.text : "unnamed",
-         threads.count, threads.count == 1 ? "" : "s", threads.why);
-}
-
 static int check_cpu_products(double expected) {
   const BackendConfig backend = {.device = DEVICE_CPU, .cpu_products = PRODUCTS_BF16};
   Error err;
@@ -99,28 +92,31 @@ static int check_cpu_products(double expected) {
   return 0;
 }
 
-int doctor(void) {
-  Error err;
+int doctor_command(int argc, char **argv, Error *err) {
+  (void)argc, (void)argv;
   Gpu gpu;
   int failed = 0;
-  print_processor();
-  const double expected = try_backend((BackendConfig){.device = DEVICE_CPU}, &err);
+  const CpuName name = cpu_name();
+  const ThreadsAsked threads = threads_asked("");
+  printf("%-14s %s; %d thread%s, %s\n", "processor", name.text[0] ? name.text : "unnamed",
+         threads.count, threads.count == 1 ? "" : "s", threads.why);
+  const double expected = try_backend((BackendConfig){.device = DEVICE_CPU}, err);
   if (isfinite(expected))
     printf("PASS  cpu: three steps of a tiny model, loss %.4f\n", expected);
   else
-    failed = 1, printf("FAIL  cpu: %s\n", err.text);
+    failed = 1, printf("FAIL  cpu: %s\n", err->text);
   failed |= check_cpu_products(expected);
 
-  if (gpu_find(&gpu, &err) != 0) {
-    printf("----  cuda: %s\n", err.text);
+  if (gpu_find(&gpu, err) != 0) {
+    printf("----  cuda: %s\n", err->text);
     return failed;
   }
   BackendConfig cuda = {.device = DEVICE_CUDA, .kernels = KERNELS_UNFUSED};
   failed |= check_bf16("cuda, unfused", cuda, expected);
   const Spec any_that_fits = {.D = 8, .F = 8, .d = 8};
-  if (backend_fused_supported(&any_that_fits, &gpu, &err) == 0)
+  if (backend_fused_supported(&any_that_fits, &gpu, err) == 0)
     cuda.kernels = KERNELS_FUSED, failed |= check_bf16("cuda, fused", cuda, expected);
   else
-    printf("----  cuda, fused: %s\n", err.text);
+    printf("----  cuda, fused: %s\n", err->text);
   return failed;
 }

@@ -361,10 +361,12 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
   log_sync(log);
 }
 
-void log_sources(RunLog *log, int64_t step, int64_t count, const double *shares) {
-  JsonWriter *w = begin_record(log, "sources", step);
+void log_sources(RunLog *log, const TrainState *s) {
+  if (s->source_count == 0) return;
+  JsonWriter *w = begin_record(log, "sources", s->step);
   json_open(w, "shares", '[');
-  for (int64_t i = 0; i < count; i++) put_number(w, NULL, shares[i]);
+  for (int64_t i = 0; i < s->source_count; i++)
+    put_number(w, NULL, (double)s->sources[i].drawn / (double)s->sequences);
   json_close(w, ']');
   end_record(log);
 }

@@ -40,8 +40,8 @@
 #include "base/json.h"
 #include "base/os.h"
 #include "data/loader.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/tensors.h"
-#include "model/config/config.h"
 
 typedef struct Run Run; // model/run/run.h
 
@@ -99,8 +99,8 @@ void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 // A run resumes from this checkpoint: if it was killed before it could say so, the line comes now.
 void log_saved_before(RunLog *log, int64_t step, const char *path);
-// Of the sequences so far, the share that was drawn of each source of data.train.
-void log_sources(RunLog *log, int64_t step, int64_t count, const double *shares);
+// Of the sequences so far, the share that was drawn of each source of a mixture.
+void log_sources(RunLog *log, const TrainState *state);
 void log_stop(RunLog *log, int64_t step, const char *reason);
 
 // "3.2 s", "1 min 10 s", "2 h 05 min", "3 d 04 h".

@@ -107,13 +107,6 @@ static int open_model(Run *run, Error *err) {
   return 0;
 }
 
-static int open_generator(Run *run, Error *err) {
-  const int64_t context = run->llama.spec.context;
-  if (context == 0) return 0;
-  run->generator = generator_create(&run->llama, context, err);
-  return run->generator ? 0 : -1;
-}
-
 // Takes the lock of a folder that did not exist when its checkpoints were looked for.
 static int create_folder(Run *run, Error *err) {
   const char *dir = run->config.output.dir;
@@ -126,28 +119,15 @@ static int create_folder(Run *run, Error *err) {
                    dir);
 }
 
-static int write_run_json(const Run *run, Error *err) {
-  char *json = config_json(&run->config);
-  const PathText path = path_text("%s/run.json", run->saves.lock.path.text);
-  const int status = file_write_atomic(path.text, json, strlen(json), err);
-  free(json);
-  return status;
-}
-
-static void clear_leftovers(const Run *run) {
-  Error left;
-  checkpoint_clear(run->saves.lock.path.text, &left);
-  run_lock_name(&run->saves.lock, &left);
-  if (left.text[0] != '\0') fprintf(stderr, "train: %s\n", left.text);
-}
-
 // The folder's files. It was locked when its checkpoints were looked for, or is made now.
 static int open_files(Run *run, Error *err) {
   const Config *c = &run->config;
   const char *dir = run->saves.lock.path.text;
-  if (log_open(&run->log, dir, c->output.dir, c->train.steps, err) != 0 ||
-      write_run_json(run, err) != 0)
-    return -1;
+  if (log_open(&run->log, dir, c->output.dir, c->train.steps, err) != 0) return -1;
+  char *json = config_json(c);
+  const int status = file_write_atomic(path_text("%s/run.json", dir).text, json, strlen(json), err);
+  free(json);
+  if (status != 0) return -1;
   const PathText saved = step_path(c->output.dir, run->state.step, "");
   if (!run->start.resumed || !path_exists(saved.text)) return 0;
   log_saved_before(&run->log, run->state.step, saved.text);
@@ -158,7 +138,12 @@ static int open_files(Run *run, Error *err) {
 static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
   RunLock *lock = &run->saves.lock;
-  if (lock->held) clear_leftovers(run);
+  if (lock->held) {
+    Error left;
+    checkpoint_clear(lock->path.text, &left);
+    run_lock_name(lock, &left);
+    if (left.text[0] != '\0') fprintf(stderr, "train: %s\n", left.text);
+  }
   if (checkpoint_room(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
       (!lock->held && create_folder(run, err) != 0) || run_lock_check(lock, err) != 0)
     return -1;
@@ -193,7 +178,8 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
   if (status == 0) status = open_model(run, err);
   if (status == 0) status = open_weights(run, err);
   if (status == 0 && run->saves.plan.background) saves_open(run);
-  if (status == 0) status = open_generator(run, err);
+  const int64_t context = status == 0 ? run->llama.spec.context : 0; // of samples
+  if (context > 0 && !(run->generator = generator_create(&run->llama, context, err))) status = -1;
   if (status == 0) status = open_output(run, err); // last: a mistake found above writes nothing
   if (status != 0) {
     run_close(run);

@@ -275,9 +275,14 @@ static void print_device(const Config *c, const Spec *spec, const Hardware *h,
   if (h->why_no_gpu.text[0]) printf("  not the GPU, because %s\n", h->why_no_gpu.text);
 }
 
-int plan_print(const Config *c, Error *err) {
+int plan_command(int argc, char **argv, Error *err) {
+  Config config;
+  const Config *c = &config;
   Hardware hardware;
-  if (hardware_find(&hardware, c, err) != 0) return -1;
+  if (argc < 1) return error_set(err, NO_CONFIG);
+  if (config_load(&config, argv[0], argc - 1, argv + 1, err) != 0 ||
+      hardware_find(&hardware, c, err) != 0)
+    return -1;
   const Spec spec = spec_resolve(c, run_spec(c), &hardware);
   char *json = config_json(c);
   printf("%s\n", json);

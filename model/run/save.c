@@ -71,21 +71,13 @@ static SaveResult save_at_once(Run *run) {
   return r;
 }
 
-static void note_sources(Run *run) {
-  const TrainState *s = &run->state;
-  double shares[MOST_SOURCES];
-  for (int64_t i = 0; i < s->source_count; i++)
-    shares[i] = (double)s->sources[i].drawn / (double)s->sequences;
-  if (s->source_count > 0) log_sources(&run->log, s->step, s->source_count, shares);
-}
-
 int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   int status = 0;
   const bool saved = run->saves.step == run->state.step && !run->saves.best_is_new;
   if (saved || c->train.save_interval < 0) return 0;
   run->saves.best_is_new = false;
-  note_sources(run);
+  log_sources(&run->log, &run->state);
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
   if (run->saves.background) {

@@ -66,7 +66,7 @@ int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, con
 
 int text_print(void *context, const char *text, size_t bytes, Error *err) {
   (void)context;
-  if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return 0;
+  if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0 && !ferror(stdout)) return 0;
   return error_set(err, "cannot write to standard output: %s", strerror(errno));
 }
 

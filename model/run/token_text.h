@@ -27,6 +27,7 @@ int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, con
                   Error *err);
 
 // A TextGeneration's `show` that writes to standard output at once; its context is not looked at.
+// -1 also where an earlier write failed.
 int text_print(void *context, const char *text, size_t bytes, Error *err);
 
 // Counts the bytes of the text that token ids stand for.
