@@ -255,8 +255,8 @@ static int take_result(Bench *b, int kind, Error *err) {
   if (result.applied) return 0;
   return error_set(
       err,
-      "the loss (%g) or gradient norm (%g) of %s kernels on random tokens is not finite, "
-      "so that their AdamW was skipped and its time says nothing: run ./train --doctor",
+      "the loss (%g) or gradient norm (%g) of %s kernels on random tokens is not finite: run "
+      "./train --doctor",
       result.loss, result.grad_norm, bench_kind_name(b->result, (BenchKind)kind));
 }
 

@@ -60,10 +60,8 @@ static int encode_text(Evaluation *e, const char *path, const char *text, size_t
   if (file_refuse_pointer(path, text, bytes, err) != 0) return -1;
   if ((bytes >= 4 && memcmp(text, "PAR1", 4) == 0) || json_begins(text, bytes) ||
       file_refuse_packed(path, text, bytes, err) != 0)
-    return error_set(err,
-                     "'%s' is neither token files (*.bin) nor plain text: make token files of it "
-                     "with ./prepare",
-                     path);
+    return error_set(
+        err, "'%s' is no token file (*.bin) and no plain text: make one with ./prepare", path);
   if (prompt_ids(tokenizer, text, bytes, ids, err) != 0) return -1;
   if (end != NO_TOKEN && ids->ids[ids->count - 1] != end) token_ids_push(ids, end);
   e->text = (TokenFile){.fd = -1,
@@ -96,10 +94,9 @@ static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error
   *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
   if (named || !has_file(folder, STATE_FILE)) return 0;
   if (!has_file(folder, RUN_CONFIG_FILE))
-    return error_set(err,
-                     "'%s' has no " RUN_CONFIG_FILE ", which says whether its run kept documents "
-                     "apart: give --documents mask or --documents join",
-                     folder);
+    return error_set(
+        err, "'%s' has no " RUN_CONFIG_FILE ", so give --documents mask or --documents join",
+        folder);
   if (checkpoint_read_config(folder, &config, err) != 0) return -1;
   *documents = config.data.documents;
   return 0;
@@ -166,11 +163,11 @@ static int evaluate_batch(Evaluation *e, int64_t i, Error *err) {
   progress_show(&e->progress, (uint64_t)done, (uint64_t)all, (uint64_t)done);
   if (*e->stop) return error_set(err, "stopped after %lld of %lld tokens", done, all);
   if (isfinite(nats)) return 0;
-  const WindowPiece piece = loader_piece(e->loader, e->loader->sources, (uint64_t)(i * w->batch), 0);
-  return error_set(err,
-                   "the loss is not finite in a batch that begins at token %lld of '%s': the "
-                   "model's weights are damaged, or it has diverged in training",
-                   (long long)piece.first, e->loader->files[piece.file].path);
+  const WindowPiece piece =
+      loader_piece(e->loader, e->loader->sources, (uint64_t)(i * w->batch), 0);
+  return error_set(
+      err, "the loss of the batch at token %lld of '%s' is not finite: the model has diverged",
+      (long long)piece.first, e->loader->files[piece.file].path);
 }
 
 static void report(const Evaluation *e) {

@@ -76,10 +76,9 @@ int generate_parse_ids(const char *text, TokenIds *ids, Error *err) {
     errno = 0;
     const long id = strtol(at, &end, 10);
     if (end == at || errno || id < 0 || id > INT32_MAX || (*end && !strchr(" \t\n", *end)))
-      return error_set(err,
-                       "this model comes without a tokenizer.json, so the prompt must be token ids "
-                       "separated by spaces, and '%.20s' is none",
-                       at);
+      return error_set(
+          err, "without a tokenizer.json a prompt is token ids and spaces, and '%.20s' is none",
+          at);
     token_ids_push(ids, (int32_t)id);
     at = end;
   }

@@ -228,8 +228,7 @@ void run_print_start(const Run *run) {
     config_print(c);
   recipe_print(c, runs_on_gpu(&run->be->spec), run->start.resumed);
   if (common)
-    printf("warning    data.val: '%s' is a training file, too: a loss on it does not tell how well "
-           "the model does on new text\n",
+    printf("warning    data.val: '%s' is a training file, too: its loss says nothing of new text\n",
            common->path);
   print_profile(run);
   fflush(stdout);

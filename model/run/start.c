@@ -35,27 +35,20 @@ static int check_ids(const Run *run, Error *err) {
 
 // ---- The checkpoint or weights that a run starts from
 
-// The moments of one kind of optimizer are of no use to the other.
-static int check_optimizer(const Config *saved, const Config *now, const char *from, Error *err) {
-  const char *was = optimizer_name(saved->optimizer.kind),
-             *is = optimizer_name(now->optimizer.kind);
-  if (saved->optimizer.kind == now->optimizer.kind) return 0;
-  return error_set(err,
-                   "cannot resume from '%s': it has the moments of optimizer.kind=%s: resume with "
-                   "optimizer.kind=%s, or start another run with %s from its weights: "
-                   "train.init_from='%s'",
-                   from, was, was, is, from);
-}
-
-// State and configuration of the checkpoint that the run resumes from, and the changes.
+// State and configuration of the checkpoint that the run resumes from, and the changes. The moments
+// of one kind of optimizer are of no use to the other.
 static int check_resume(Run *run, Error *err) {
   const char *from = run->start.from.path;
   Config saved;
   const Config *now = &run->config;
   TrainState *state = &run->state;
-  if (checkpoint_read_config(from, &saved, err) != 0 ||
-      check_optimizer(&saved, now, from, err) != 0)
-    return -1;
+  if (checkpoint_read_config(from, &saved, err) != 0) return -1;
+  if (saved.optimizer.kind != now->optimizer.kind)
+    return error_set(
+        err,
+        "cannot resume from '%s': it has the moments of optimizer.kind=%s: resume with "
+        "that, or start another run from its weights by train.init_from='%s'",
+        from, optimizer_name(saved.optimizer.kind), from);
   if (config_compare(&saved, now, err) != 0)
     return error_prefix(err, "cannot resume from '%s'", from);
   if (checkpoint_read_state(from, state, err) != 0) return -1;
@@ -70,18 +63,21 @@ static int check_resume(Run *run, Error *err) {
   return 0;
 }
 
+// What else shapes the run has changed: -1, unless that is allowed.
+static int changed(const Run *run, PathText what, Error *err) {
+  if (run->config.train.resume_allow_changes) return 0;
+  return error_set(err, "cannot resume from '%s': %s (train.resume_allow_changes=true allows it)",
+                   run->start.from.path, what.text);
+}
+
 // A checkpoint that names no tokenizer resumes with any.
 static int check_tokenizer(Run *run, Error *err) {
-  const char *from = run->start.from.path;
   const TokenizerFacts *facts = facts_of(run);
   const uint64_t now = facts ? facts->fingerprint : 0, was = run->state.tokenizer;
   run->state.tokenizer = now;
-  if (was == 0 || was == now || run->config.train.resume_allow_changes) return 0;
-  return error_set(err,
-                   "cannot resume from '%s': it was trained with another tokenizer than '%s' "
-                   "(data.tokenizer='%s' names its own; train.resume_allow_changes=true takes this "
-                   "one)",
-                   from, facts ? facts->name : "none", from);
+  if (was == 0 || was == now) return 0;
+  const char *name = facts ? facts->name : "none";
+  return changed(run, path_text("it was trained with another tokenizer than '%s'", name), err);
 }
 
 // The source of the checkpoint that source i of the run continues; NULL: it is new.
@@ -132,11 +128,9 @@ static bool resume_data(Run *run) {
   return same;
 }
 
-static int refuse_tokens(const Run *run, Error *err) {
-  return error_set(err,
-                   "cannot resume from '%s': '%s' holds other tokens than those that it was "
-                   "trained on (train.resume_allow_changes=true takes these)",
-                   run->start.from.path, run->config.data.train);
+static int tokens_changed(const Run *run, Error *err) {
+  const char *data = run->config.data.train;
+  return changed(run, path_text("'%s' holds other tokens than it was trained on", data), err);
 }
 
 // The data are compared by what they hold, not by where they are. A checkpoint that does not name
@@ -146,20 +140,16 @@ static int check_data(Run *run, Error *err) {
   const TrainState saved = run->state;
   const bool same = resume_data(run);
   run->state.data = loader->fingerprint;
-  if (saved.data == 0 || run->config.train.resume_allow_changes) return 0;
-  if (saved.data != run->state.data) return refuse_tokens(run, err);
+  if (saved.data == 0) return 0;
+  if (saved.data != run->state.data) return tokens_changed(run, err);
   if (same) return 0;
-  error_set(err,
-            "cannot resume from '%s': its data have other weights "
-            "(train.resume_allow_changes=true takes the new ones)",
-            run->start.from.path);
-  for (int i = 0; i < loader->source_count && i < saved.source_count; i++) {
-    const double was = saved.sources[i].weight, is = loader->weights[i];
-    if (!same_share(was, is))
-      error_append(err, "; '%s' had %.3g %% of the windows, and has %.3g %% now",
-                   loader->sources[i].name, 100 * was, 100 * is);
-  }
-  return -1;
+  PathText what = path_text("its data have other weights");
+  for (int64_t i = min_i64(loader->source_count, saved.source_count) - 1; i >= 0; i--)
+    if (!same_share(saved.sources[i].weight, loader->weights[i]))
+      what =
+          path_text("'%s' had %.3g %% of the windows, and has %.3g %% now", loader->sources[i].name,
+                    100 * saved.sources[i].weight, 100 * loader->weights[i]);
+  return changed(run, what, err);
 }
 
 // Reads what is not known of the token files yet.
@@ -167,9 +157,7 @@ static int check_tokens(Run *run, Error *err) {
   const uint64_t was = run->state.tokens;
   if (check_ids(run, err) != 0) return -1;
   run->state.tokens = run->inputs.train->checksum;
-  if (was != 0 && was != run->state.tokens && !run->config.train.resume_allow_changes)
-    return refuse_tokens(run, err);
-  return 0;
+  return was == 0 || was == run->state.tokens ? 0 : tokens_changed(run, err);
 }
 
 // Losses on other windows cannot be compared: the best one is forgotten.
@@ -220,10 +208,11 @@ static int find_later(Run *run, Error *err) {
   free(all.list);
   if (status != 0 || later->count == 0 || all.latest >= 0 || strcmp(c->train.resume, "auto") == 0)
     return status;
-  return error_set(err,
-                   "output.dir '%s' has checkpoints up to step %lld and no link 'latest', so the "
-                   "run cannot go back to step %lld there: choose another output.dir, or move them",
-                   c->output.dir, (long long)later->last, (long long)run->state.step);
+  return error_set(
+      err,
+      "output.dir '%s' has checkpoints up to step %lld, and no link 'latest' that could go "
+      "back to step %lld: choose another output.dir",
+      c->output.dir, (long long)later->last, (long long)run->state.step);
 }
 
 // The start of a run, as it is read.
@@ -256,8 +245,8 @@ static int open_start(Run *run, Error *err) {
                      c->output.dir);
   if (resume[0] != '\0' && !newest && !path_exists(resume))
     return error_set(err,
-                     "train.resume is '%s', but it must be \"auto\", for the newest checkpoint in "
-                     "output.dir, or the folder of a checkpoint or a run",
+                     "train.resume is '%s', but it must be \"auto\", or the folder of a checkpoint "
+                     "or a run",
                      resume);
   run->start.from.with_optimizer = true;
   if (newest)

@@ -47,9 +47,9 @@ static void watch_saturation(Run *run, const StepLine *line) {
   if (run->steps.saturated_row != SATURATED_STEPS + 1) return;
   fflush(stdout);
   fprintf(stderr,
-          "step %lld: for %d steps in a row values were beyond the reach of their FP8 scale, and "
-          "clipped: in %d tensor%s now, the first is '%s'; training goes on, but a lower "
-          "optimizer.learning_rate or backend.precision=bf16 may be wise\n",
+          "step %lld: for %d steps in a row values were beyond the reach of their FP8 scale: %d "
+          "tensor%s now, the first is '%s'; try a lower optimizer.learning_rate or "
+          "backend.precision=bf16\n",
           (long long)line->step, SATURATED_STEPS + 1, r->saturated, r->saturated == 1 ? "" : "s",
           scaling_name(&run->config.model, r->saturated_first).text);
 }
@@ -69,9 +69,8 @@ static int book_step(Run *run, Error *err) {
   watch_saturation(run, &line);
   if (line.result.applied || run->state.nonfinite_row < run->config.train.max_nonfinite) return 0;
   error_set(err,
-            "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "
-            "finite, and none of them was applied; lower optimizer.learning_rate or look at the "
-            "data up to sequence %llu",
+            "stopped at step %lld: %lld updates in a row were skipped, as not finite; lower "
+            "optimizer.learning_rate, or look at the data up to sequence %llu",
             (long long)line.step, (long long)run->state.nonfinite_row,
             (unsigned long long)run->state.sequences);
   log_stop(&run->log, line.step, err->text);

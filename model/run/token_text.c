@@ -21,9 +21,7 @@ int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, Token
     token_ids_remove(ids, text_at);
   if (ids->count == first && end != NO_TOKEN) token_ids_push(ids, end);
   if (ids->count > first) return 0;
-  return error_set(err,
-                   "the prompt is empty, and the tokenizer '%s' has no token to start from: "
-                   "give at least one character",
+  return error_set(err, "the prompt is empty, and the tokenizer '%s' has no token to start from",
                    tokenizer_facts(tokenizer)->name);
 }
 

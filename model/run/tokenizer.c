@@ -50,8 +50,7 @@ int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *e
     if (f->tokenizer == 0 || (facts && f->tokenizer == facts->fingerprint)) continue;
     if (facts)
       return error_set(err,
-                       "'%s' was made with another tokenizer than '%s': make token files with that "
-                       "one (./prepare --tokenizer)",
+                       "'%s' was made with another tokenizer than '%s': make it anew by ./prepare",
                        f->path, facts->name);
     return error_set(err, "the tokenizer of '%s' is not in its folder: put it there", f->path);
   }
@@ -66,8 +65,7 @@ static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, const c
   if (V <= ids + SPARE_TOKENS || c->data.tokenizer[0] != '\0') return 0;
   return error_set(err,
                    "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64
-                   " tokens: %stake token files of the model's tokenizer, or name this one in "
-                   "data.tokenizer to have unused tokens",
+                   " tokens: %stake the model's tokenizer, or name this one in data.tokenizer",
                    V, facts->name, ids, from[0] == '\0' ? "set it to that, " : "");
 }
 

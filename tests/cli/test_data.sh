@@ -79,7 +79,7 @@ token_slice "$train" 108000 >"$folder/bare/train.bin"
 bare=("$config" "data.train=$folder/bare/*.bin" "output.dir=$folder/bare_run")
 must "$TRAIN" "${bare[@]}"
 printf 'x\0' | dd of="$folder/bare/train.bin" bs=1 seek=71024 conv=notrunc status=none # in none of the fingerprint's samples
-refuses one_other_token_in_them_is_noticed 'holds other tokens than those that it was trained on' "${bare[@]}" train.resume=auto train.steps=21
+refuses one_other_token_in_them_is_noticed 'holds other tokens than it was trained on' "${bare[@]}" train.resume=auto train.steps=21
 token_slice "$train" 108000 >"$folder/bare/train.bin"
 must "$TRAIN" "${bare[@]}" train.resume=auto train.steps=21
 
@@ -102,10 +102,10 @@ write_text 1999 >"$folder/text.txt"
 must "$PREPARE" --out "$folder/others" "$folder/text.txt"
 rm -rf "$folder/kept"
 mv "$folder/data" "$folder/kept" && mv "$folder/others" "$folder/data"
-refuses a_resume_on_other_tokens_is_refused 'holds other tokens than those that it was trained on' "${resume[@]}" train.steps=3005
+refuses a_resume_on_other_tokens_is_refused 'holds other tokens than it was trained on' "${resume[@]}" train.steps=3005
 must "$TRAIN" "${resume[@]}" train.steps=3005 train.resume_allow_changes=true
 mv "$folder/data" "$folder/others" && mv "$folder/kept" "$folder/data"
-refuses the_checkpoint_knows_the_new_ones 'holds other tokens than those' "${resume[@]}" train.steps=3006
+refuses the_checkpoint_knows_the_new_ones 'holds other tokens than' "${resume[@]}" train.steps=3006
 must "$TRAIN" "${resume[@]}" train.steps=3006 train.resume_allow_changes=true
 said=$(ONEDNN_MAX_CPU_ISA=SSE41 DNNL_MAX_CPU_ISA=SSE41 "$TRAIN" "${resume[@]}" train.steps=3007 2>&1)
 check other_instructions_are_told "it said: $said" grep -q 'the checkpoint was made on cpu: 1 thread, oneDNN' <<<"$said"

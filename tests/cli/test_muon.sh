@@ -63,11 +63,11 @@ as_whole of_three_micro_batches train.gradient_accumulation=3 train.loss_chunks=
 as_whole with_bf16_moments backend.moments=bf16 output.save_dtype=bf16 output.background_save=false
 
 # ---- The other kind's checkpoints
-refuses adamws_checkpoint_is_not_resumed_with_muon "resume with optimizer.kind=adamw, or start another run with muon from its \
-weights: train.init_from=" "$config" "output.dir=$folder/adamw" train.resume=auto train.steps=30 optimizer.kind=muon
+refuses adamws_checkpoint_is_not_resumed_with_muon "has the moments of optimizer.kind=adamw: resume with \
+that, or start another run from its weights by train.init_from=" "$config" "output.dir=$folder/adamw" train.resume=auto train.steps=30 optimizer.kind=muon
 refuses nor_is_muons_with_adamw 'it has the moments of optimizer.kind=muon: ' "$config" \
   "output.dir=$folder/muon" train.resume=auto train.steps=30
-refuses nor_where_changes_are_allowed 'resume with optimizer.kind=muon' "$config" "output.dir=$folder/muon" \
+refuses nor_where_changes_are_allowed 'the moments of optimizer.kind=muon: resume with that' "$config" "output.dir=$folder/muon" \
   train.resume=auto train.steps=30 train.resume_allow_changes=true
 train_into from_adamw optimizer.kind=muon "train.init_from=$folder/adamw"
 check muon_starts_from_adamws_weights "$(said)" grep -qF 'done; ' "$folder/said"

@@ -88,7 +88,7 @@ TEST(files_and_vocabulary_must_be_the_tokenizers) {
       {0, 0, "", "", 300, NULL, {NULL}},
       {bytes, 0, "", "", 258, "bytes", {NULL}},
       {bytes, bytes, "", "", 258 + SPARE_TOKENS, "bytes", {NULL}},
-      {bytes, bytes, "", "", 259 + SPARE_TOKENS, "", {"is 1283", "'bytes' has 258", "unused"}},
+      {bytes, bytes, "", "", 259 + SPARE_TOKENS, "", {"is 1283", "'bytes' has 258", "data.tokenizer"}},
       {bytes, bytes, "", "", 32000, "", {"model.vocab_size is 32000", "'bytes' has 258 tokens"}},
       {bytes, bytes, "bytes", "", 32000, "bytes", {NULL}},
       {0, 0, "bytes", "", 32000, "bytes", {NULL}},
@@ -117,7 +117,7 @@ TEST(the_data_name_their_tokenizer_before_the_model_does) {
       {datas, models, model, "", 100, "", {"train.bin", "than '", model}},
       {bytes, 0, "", "", 258, "", {"than '", data}},
       {datas, datas, "", "", 20, data, {NULL}},
-      {datas, datas, "", model, 3000, "", {"is 3000", data, "has 21 tokens: take token files"}},
+      {datas, datas, "", model, 3000, "", {"is 3000", data, "has 21 tokens: take the model's"}},
   };
   const Case alone[] = {
       {0, 0, "", model, 26, model, {NULL}},
