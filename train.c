@@ -7,7 +7,6 @@
 #include "base/file.h"
 #include "base/os.h"
 #include "model/run/commands.h"
-#include "model/run/process.h"
 #include "model/run/run.h"
 #include "model/run/token_text.h"
 

@@ -27,8 +27,8 @@ typedef struct Sample {
 typedef struct Side {
   Backend *be;
   Llama llama;
-  int64_t step, batches; // so far: the learning rate's step, the next batch's random key
-  int unread;            // results of steps
+  int64_t step; // so far
+  int unread;   // results of steps
 } Side;
 
 typedef struct Bench {
@@ -236,9 +236,9 @@ static void issue_step(Bench *b, Side *s) {
   const Config *c = &b->config;
   const int64_t micro_batches = c->train.gradient_accumulation, M = batch_rows(&s->llama.spec);
   const uint64_t V = (uint64_t)c->model.vocab_size;
-  const AdamW hyper = adamw_at(&c->optimizer, s->step++, c->train.steps);
+  const AdamW hyper = adamw_at(&c->optimizer, s->step, c->train.steps);
   for (int64_t i = 0; i < micro_batches; i++) {
-    const uint64_t key = (uint64_t)s->batches++;
+    const uint64_t key = (uint64_t)(s->step * micro_batches + i);
 #pragma omp parallel for schedule(static)
     for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
     llama_load_batch(&s->llama, &(Batch){.tokens = b->tokens, .targets = b->tokens + M});
@@ -246,6 +246,7 @@ static void issue_step(Bench *b, Side *s) {
     llama_backward(&s->llama, 1 / (double)micro_batches, i > 0);
   }
   llama_update(&s->llama, &hyper);
+  s->step++;
 }
 
 static int take_result(Bench *b, int kind, Error *err) {

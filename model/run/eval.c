@@ -13,7 +13,6 @@
 #include "base/command.h"
 #include "base/text.h"
 #include "data/loader.h"
-#include "model/run/process.h"
 #include "model/run/run.h"
 
 typedef struct Evaluation {

@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/minmax.h"
 #include "data/chat/render.h"
-#include "model/run/process.h"
+#include "model/run/run.h"
 #include "model/run/token_text.h"
 
 // A conversation on a terminal has as many tokens at most, or as the model has positions.

@@ -6,7 +6,6 @@
 #include "base/os.h"
 #include "base/range.h"
 #include "base/text.h"
-#include "model/run/process.h"
 #include "model/run/run.h"
 #include "model/run/token_text.h"
 

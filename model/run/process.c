@@ -1,6 +1,6 @@
 // Signals, standard streams and the libraries' settings of a ./train process.
 #define _GNU_SOURCE // program_invocation_short_name
-#include "model/run/process.h"
+#include "model/run/run.h"
 
 #include <errno.h>
 #include <math.h>

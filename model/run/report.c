@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "data/chat/template.h"
 #include "model/optimizer.h"
-#include "model/run/process.h"
 #include "model/run/run.h"
 
 // ---- The recipe

@@ -7,7 +7,7 @@
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
-#include "model/run/validate.h"
+#include "model/run/token_text.h"
 
 // A step that was launched and whose result was not read yet.
 typedef struct PendingStep {
@@ -35,6 +35,20 @@ typedef struct LaterSteps {
   int64_t last;
   bool best; // `best` names one of them
 } LaterSteps;
+
+// The windows of the validation split that a run reads.
+//
+// The same windows in every validation of a run and in every process. Where not all are read, they
+// are spread evenly over the split, and batch i has every `batches`-th of them from the i-th on. So
+// each batch is an even sample of the split by itself (interpenetrating samples: Mahalanobis, J. R.
+// Stat. Soc. 1946), and the spread of the batches' means says how much a mean depends on the choice
+// of the windows. Texts of one kind that stand together do not change that.
+typedef struct ValWindows {
+  int64_t split;   // windows in the split, at least 1
+  int64_t read;    // of them
+  int64_t batch;   // windows in a batch; fewer in the last one where all of the split is read
+  int64_t batches; // in a validation
+} ValWindows;
 
 // What it learns from and is validated on.
 typedef struct Inputs {
@@ -180,6 +194,42 @@ int run_pause(Run *run, Error *err);
 // data are bad, for run_bad_data.
 int run_validate(Run *run, Error *err);
 
+// ---- Validation
+
+// eval_batches: 0 reads the whole split, as do more batches than it has.
+ValWindows val_windows(int64_t split, int64_t batch, int64_t eval_batches);
+// How many windows batch i has, and its row-th one: a number below `split`.
+int64_t val_batch_size(const ValWindows *w, int64_t i);
+int64_t val_window(const ValWindows *w, int64_t i, int64_t row);
+// Two losses can be compared where this is the same; never 0. data: Loader.fingerprint of the
+// split.
+uint64_t val_fingerprint(const ValWindows *w, uint64_t data, int64_t sequence_length);
+
+// The mean over all tokens that count, from batch to batch. Batches may have different numbers of
+// them, so it is a ratio of two sums.
+typedef struct ValMean {
+  int64_t batches;
+  double nats, tokens;                          // sums over the batches
+  double nats_squared, product, tokens_squared; // sums of the batches' own
+} ValMean;
+void val_mean_add(ValMean *m, double nats, double tokens);
+double val_mean(const ValMean *m);
+// Its standard error as an estimate of the split's mean, that of a ratio (Cochran, Sampling
+// Techniques, 1977, 6.4): 0 where all of it was read, NAN where one batch says nothing of its
+// spread.
+double val_standard_error(const ValMean *m, const ValWindows *w);
+
+// Forwards over windows of a loader with one source, batch by batch.
+typedef struct WindowsPass {
+  ValWindows windows;
+  const Loader *loader;
+  Llama *llama;
+  Batch batch;    // room for windows.batch windows; of the last one that was read
+  TextBytes text; // of the windows so far
+} WindowsPass;
+// The sum of the losses of batch i, in nats, and of batch.counted tokens.
+int windows_losses(WindowsPass *p, int64_t i, double *nats, Error *err);
+
 // ---- Saving
 
 bool run_folder_due(const Run *run); // run_check_folder has not looked for a second
@@ -208,3 +258,20 @@ double run_end_ms(const Run *run);
 SavesPlan saves_plan(const Config *config, const Spec *spec, size_t run_bytes);
 void saves_open(Run *run); // if it fails, training waits for saves, and a line says so
 void saves_close(Run *run);
+
+// ---- Signals, standard streams and the libraries' settings of the process
+
+// First in main. Opens standard streams that are closed (base/os.h). Starts the program over where
+// OpenMP needs another setting.
+void process_start(char **argv);
+
+// Why the process is to stop; the last two may be followed by signals that would kill.
+enum { STOP_BY_SIGNAL = 1, STOP_BY_NOTICE, STOP_BY_TIME };
+// SIGINT and SIGTERM ask to stop; a second one kills. The value is 0 until one came.
+const volatile sig_atomic_t *process_catch_signals(void);
+// Also SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM, which never kill. SIGPIPE is ignored, so that
+// a run outlives its console, and so is SIGXFSZ: a file's limit is the error of a write.
+// has_time_limit: the kernel's SIGALRM is process_alarm's.
+const volatile sig_atomic_t *process_catch_signals_of_training(bool has_time_limit);
+// STOP_BY_TIME comes after `ms` milliseconds, at once if ms is not above 0.
+void process_alarm(double ms);

@@ -1,6 +1,4 @@
 // A validation: which windows it reads, their mean, and a pass over them.
-#include "model/run/validate.h"
-
 #include <math.h>
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "base/rng.h"
-#include "model/run/validate.h"
+#include "model/run/run.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
