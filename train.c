@@ -57,7 +57,7 @@ static int train(Run *run, Error *err) {
     AdamW hyper;
     if (run_step_begin(run, &hyper, err) != 0) return run_bad_data(run, err);
     for (int64_t i = 0; i < micro_batches; i++) {
-      run_load_batch(run, i);
+      llama_load_batch(llama, &run->inputs.batches[i]);
       llama_forward(llama);
       llama_backward(llama, 1 / (double)micro_batches, i > 0);
     }

@@ -299,26 +299,14 @@ static int run_block(Bench *b, int kind, int steps, bool keep, double *median, E
 
 // ---- Rounds: a block of each kind
 
-static int run_round(Bench *b, int from, int to, int steps, bool keep, Error *err) {
-  const int round = b->result->warm_up_rounds + b->result->rounds;
-  double median[BENCH_KINDS];
-  for (int i = from; i < to; i++) {
-    const int kind =
-        to - from == 2 ? (i + round) % 2 : i; // each is the first in half of the rounds
-    if (run_block(b, kind, steps, keep, &median[kind], err) != 0) return -1;
-  }
-  if (keep && steps > 0 && to - from == 2)
-    add_sample(b, &b->result->gain, median[BENCH_UNFUSED] / median[BENCH_FUSED]);
-  return 0;
-}
-
-// The kinds from `from` to `to` - 1, for `most_ms`.
+// The kinds from `from` to `to` - 1, for `most_ms`. Each is the first in half of the rounds.
 static int measure(Bench *b, int from, int to, double most_ms, Error *err) {
   BenchResult *r = b->result;
-  double first[BENCH_KINDS];
+  const bool both = to - from == BENCH_KINDS;
+  double median[BENCH_KINDS];
   for (int kind = from; kind < to; kind++)
-    if (run_block(b, kind, FIRST_STEPS, false, &first[kind], err) != 0) return -1;
-  const double fitting = fmax(timed_steps_ms / first[from], LEAST_TIMED_STEPS);
+    if (run_block(b, kind, FIRST_STEPS, false, &median[kind], err) != 0) return -1;
+  const double fitting = fmax(timed_steps_ms / median[from], LEAST_TIMED_STEPS);
   const int steps = r->whole ? (int)fmin(fitting, MOST_TIMED_STEPS) : 0;
   const double warm_up_ms = fmin(most_warm_up_ms, most_ms / 4), opened = now_ms();
   double began = opened;
@@ -330,7 +318,12 @@ static int measure(Bench *b, int from, int to, double most_ms, Error *err) {
       for (int kind = from; kind < to; kind++) r->busy[kind] = (Busy){.count = 0};
     }
     if (r->rounds >= LEAST_ROUNDS && now_ms() - began > most_ms) break;
-    if (run_round(b, from, to, steps, keep, err) != 0) return -1;
+    for (int i = from; i < to; i++) {
+      const int kind = both ? (i + r->warm_up_rounds + r->rounds) % 2 : i;
+      if (run_block(b, kind, steps, keep, &median[kind], err) != 0) return -1;
+    }
+    if (keep && both && r->whole)
+      add_sample(b, &r->gain, median[BENCH_UNFUSED] / median[BENCH_FUSED]);
     *(keep ? &r->rounds : &r->warm_up_rounds) += 1;
   }
   r->seconds += (now_ms() - began) * 1e-3;

@@ -13,7 +13,7 @@
 static int read_tokenizer(LoadedModel *t, Error *err) {
   tokenizer_close(t->tokenizer);
   t->tokenizer = NULL;
-  const bool there = path_exists(path_text("%s/" TOKENIZER_FILE, t->start.path).text);
+  const bool there = has_file(t->start.path, TOKENIZER_FILE);
   if (!there && t->model.vocab_size != BYTE_VOCAB) return 0;
   t->tokenizer = tokenizer_open(there ? t->start.path : BYTES_NAME, err);
   return t->tokenizer ? 0 : -1;

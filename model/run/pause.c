@@ -104,17 +104,12 @@ static int save(Run *run, bool last, Error *err) {
 
 // ---- The pause
 
-// Has the alarm come in time for train.max_minutes.
-static void set_alarm(const Run *run) {
-  if (run->config.train.max_minutes > 0 && !*run->stop)
-    process_alarm(run->deadline_ms - now_ms() - run_end_ms(run));
-}
-
 int run_pause(Run *run, Error *err) {
   const TrainConfig *c = &run->config.train;
   const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
   if (end_save(run, false, err) != 0 || run_check_folder(run, false, err) != 0) return -1;
-  set_alarm(run);
+  if (c->max_minutes > 0 && !*run->stop) // the alarm comes in time for a last save
+    process_alarm(run->deadline_ms - now_ms() - run_end_ms(run));
   if (!step_due(run)) return 0;
   const Due due = due_at(run, step);
   run->steps.paused = step;

@@ -13,12 +13,6 @@
 
 // ---- The recipe
 
-// The rate of configs/RECIPE.md: 1e-3 at a width of 768, in inverse proportion to the width, but no
-// more for narrow models than they bear.
-static double usual_rate(const Config *c) {
-  return fmin(0.768 / (double)c->model.hidden_size, 2e-3);
-}
-
 // Says which lengths hold where those of the configuration do not fit into the run.
 static void print_lengths(const Config *c) {
   const OptimizerConfig *o = &c->optimizer;
@@ -43,12 +37,14 @@ static void check_threads(const Config *c) {
            set ? "as backend.threads asks" : asked.why, usable, usable == 1 ? "" : "s", usable);
 }
 
-// Trained weights take lower rates and fewer tokens. A trial of a few steps is no training.
+// Trained weights take lower rates and fewer tokens. A trial of a few steps is no training. The usual
+// rate is configs/RECIPE.md's: 1e-3 at a width of 768, in inverse proportion to the width, but no
+// more for narrow models than they bear.
 static void check_training(const Config *c) {
   enum { TRIAL = 100, USUAL = 20 }; // steps; tokens for each parameter
   const long long steps = c->train.steps, width = c->model.hidden_size,
                   warmup = schedule_lengths(&c->optimizer, steps).warmup;
-  const double rate = c->optimizer.learning_rate, usual = usual_rate(c),
+  const double rate = c->optimizer.learning_rate, usual = fmin(0.768 / (double)width, 2e-3),
                parameters = (double)model_parameters(&c->model, true), each = tokens_per_step(c),
                tokens = (double)steps * each, share = tokens / parameters;
   const bool untrained = c->train.init_from[0] == '\0', whole = untrained && steps >= TRIAL;

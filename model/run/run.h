@@ -170,8 +170,6 @@ static inline double run_epochs(const Run *run) {
 // before any call of the step: an error is for run_bad_data. Opens the profilers' window
 // where it is due.
 int run_step_begin(Run *run, AdamW *hyper, Error *err);
-// Loads the step's micro-batch i into the model.
-void run_load_batch(Run *run, int64_t i);
 // An error means: too many skipped updates in a row.
 int run_step_end(Run *run, Error *err);
 

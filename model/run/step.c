@@ -115,10 +115,6 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   return 0;
 }
 
-void run_load_batch(Run *run, int64_t i) {
-  llama_load_batch(&run->llama, &run->inputs.batches[i]);
-}
-
 int run_step_end(Run *run, Error *err) {
   RunSteps *steps = &run->steps;
   steps->asked++;

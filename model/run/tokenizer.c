@@ -5,14 +5,10 @@
 #include "base/file.h"
 #include "model/run/run.h"
 
-static bool holds_tokenizer(const char *folder) {
-  return folder[0] != '\0' && path_exists(path_text("%s/tokenizer.json", folder).text);
-}
-
 // The tokenizer beside the token files in place of an equal one, where it has a chat template: that
 // of the conversations in them. Where it has checksums, one that cannot be read is an error.
 static int take_template(Tokenizer **tokenizer, const char *beside, Error *err) {
-  if (!holds_tokenizer(beside)) return 0;
+  if (!has_file(beside, TOKENIZER_FILE)) return 0;
   Tokenizer *theirs = tokenizer_open(beside, err);
   if (!theirs) return has_file(beside, CHECKSUMS_FILE) ? -1 : 0;
   if (tokenizer_facts(theirs)->chat_template &&
@@ -28,10 +24,10 @@ static int take_template(Tokenizer **tokenizer, const char *beside, Error *err) 
 static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenFile *file,
                             const char *from, Error *err) {
   const PathText beside = path_parent(file->path);
-  const char *path = c->data.tokenizer[0] != '\0'   ? c->data.tokenizer
-                     : holds_tokenizer(beside.text) ? beside.text
-                     : holds_tokenizer(from)        ? from
-                                                    : NULL;
+  const char *path = c->data.tokenizer[0] != '\0'                ? c->data.tokenizer
+                     : has_file(beside.text, TOKENIZER_FILE)     ? beside.text
+                     : from[0] && has_file(from, TOKENIZER_FILE) ? from
+                                                                 : NULL;
   *tokenizer = tokenizer_open(path ? path : BYTES_NAME, err);
   if (!*tokenizer && path == from) return 0;
   if (!*tokenizer) return path == beside.text ? -1 : error_prefix(err, "data.tokenizer");

@@ -39,7 +39,7 @@ void tiny_training_step(Run *run) {
   Error err = {""};
   AdamW hyper;
   must(run_step_begin(run, &hyper, &err), &err);
-  run_load_batch(run, 0);
+  llama_load_batch(&run->llama, &run->inputs.batches[0]);
   llama_forward(&run->llama);
   llama_backward(&run->llama, 1, false);
   run_save_copied(run);
