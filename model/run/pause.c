@@ -52,25 +52,18 @@ static bool write_sample(Run *run) {
 
 // ---- Work that is due
 
-typedef struct Due {
-  bool validation, sample, save;
-} Due;
-
-static bool at_interval(int64_t step, int64_t interval, int64_t steps) {
-  return step >= steps || (interval > 0 && step % interval == 0);
-}
-
-static Due due_at(const Run *run, int64_t step) {
-  const TrainConfig *c = &run->config.train;
-  return (Due){.validation = step == 0 || at_interval(step, c->eval_interval, c->steps),
-               .sample = step > 0 && at_interval(step, c->sample_interval, c->steps),
-               .save = step > 0 && at_interval(step, c->save_interval, c->steps)};
+// After the steps asked for: at this interval, and at the end.
+static bool due(const Run *run, int64_t interval) {
+  const int64_t step = run_steps_asked(run), steps = run->config.train.steps;
+  return step > 0 && (step >= steps || (interval > 0 && step % interval == 0));
 }
 
 static bool step_due(const Run *run) {
+  const TrainConfig *c = &run->config.train;
   const int64_t step = run_steps_asked(run);
-  const Due due = due_at(run, step);
-  return *run->stop || (step != run->steps.paused && (due.validation || due.sample || due.save));
+  return *run->stop || (step != run->steps.paused &&
+                        (step == 0 || due(run, c->eval_interval) || due(run, c->sample_interval) ||
+                         due(run, c->save_interval)));
 }
 
 bool run_pause_due(const Run *run) {
@@ -94,14 +87,6 @@ static int end_save(Run *run, bool wait, Error *err) {
   return survive(run, run_save_end(run, wait, err), err);
 }
 
-// Saves, one at a time. The last one is waited for.
-static int save(Run *run, bool last, Error *err) {
-  if (end_save(run, true, err) != 0) return -1;
-  if (last) return run_save_last(run, err);
-  if (run_check_folder(run, true, err) != 0) return -1;
-  return survive(run, run_save(run, err), err);
-}
-
 // ---- The pause
 
 int run_pause(Run *run, Error *err) {
@@ -111,15 +96,17 @@ int run_pause(Run *run, Error *err) {
   if (c->max_minutes > 0 && !*run->stop) // the alarm comes in time for a last save
     process_alarm(run->deadline_ms - now_ms() - run_end_ms(run));
   if (!step_due(run)) return 0;
-  const Due due = due_at(run, step);
   run->steps.paused = step;
   if (run_settle(run, err) != 0) return -1;
-  const int validated = due.validation ? run_validate(run, err) : 1;
-  const bool sampled = !due.sample || write_sample(run);
+  const int validated = step == 0 || due(run, c->eval_interval) ? run_validate(run, err) : 1;
+  const bool sampled = !due(run, c->sample_interval) || write_sample(run);
   if (validated < 0) return run_bad_data(run, err);
-  const bool saves = due.save || (c->keep_best && step > 0 && run->state.best_val_step == step);
-  if (saves && end_save(run, true, err) != 0) return -1;
+  const bool saves =
+      due(run, c->save_interval) || (c->keep_best && step > 0 && run->state.best_val_step == step);
+  if ((saves || *run->stop) && end_save(run, true, err) != 0) return -1;
   run->done = step >= c->steps || *run->stop; // a signal may have come meanwhile
   run->left_out = step >= c->steps && !(validated && sampled);
-  return saves || run->done ? save(run, run->done, err) : 0;
+  if (run->done) return run_save_last(run, err);
+  if (!saves) return 0;
+  return run_check_folder(run, true, err) != 0 ? -1 : survive(run, run_save(run, err), err);
 }

@@ -238,7 +238,7 @@ int run_check_folder(Run *run, bool now, Error *err);
 // Begins a save, or writes it at once where run->saves.background is NULL; the one before has
 // ended. Nothing where the step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
-// A run's last save: waits for all steps and for the save.
+// A run's last save, of settled steps: waits for it.
 int run_save_last(Run *run, Error *err);
 // Where the data turned out to be bad, as err says: saves the steps that were done, and adds that
 // to the message. Always -1.

@@ -60,32 +60,25 @@ static int book(Run *run, const SaveResult *r, Error *err) {
   return 0;
 }
 
-static SaveResult save_at_once(Run *run) {
-  const StateSource source = state_source(&run->llama);
-  const double from_ms = now_ms();
-  SaveResult r = {.step = run->state.step};
-  run->saves.best_saving = best_of(&run->state);
-  r.status = checkpoint_save(run->saves.lock.path.text, &source, &run->config, &run->saves.export,
-                             &run->state, &r.error);
-  r.ms = r.waited_ms = now_ms() - from_ms;
-  return r;
-}
-
 int run_save(Run *run, Error *err) {
+  Saves *s = &run->saves;
   const Config *c = &run->config;
+  const char *dir = s->lock.path.text;
   int status = 0;
-  const bool saved = run->saves.step == run->state.step && !run->saves.best_is_new;
-  if (saved || c->train.save_interval < 0) return 0;
-  run->saves.best_is_new = false;
+  if ((s->step == run->state.step && !s->best_is_new) || c->train.save_interval < 0) return 0;
+  s->best_is_new = false;
+  s->best_saving = best_of(&run->state);
   log_sources(&run->log, &run->state);
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
-  if (run->saves.background) {
-    run->saves.best_saving = best_of(&run->state);
-    background_begin(run->saves.background, run->saves.lock.path.text, c, &run->saves.export,
-                     &run->state);
+  if (s->background) {
+    background_begin(s->background, dir, c, &s->export, &run->state);
   } else {
-    const SaveResult r = save_at_once(run);
+    const StateSource source = state_source(&run->llama);
+    const double from_ms = now_ms();
+    SaveResult r = {.step = run->state.step};
+    r.status = checkpoint_save(dir, &source, c, &s->export, &run->state, &r.error);
+    r.ms = r.waited_ms = now_ms() - from_ms;
     status = book(run, &r, err);
   }
   range_pop();
@@ -139,7 +132,6 @@ static int save_last(Run *run, Error *err) {
 }
 
 int run_save_last(Run *run, Error *err) {
-  if (run_settle(run, err) != 0) return -1;
   if (save_last(run, err) == 0) return 0;
   log_stop(&run->log, run->state.step, err->text);
   return -1;
