@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/file.h"
@@ -89,18 +90,21 @@ static int check_ends(const char *path, const Header *h, const uint32_t *ends, E
   return 0;
 }
 
-// Accepts d->bytes[size]. A wrong end may only be damage, so the checksum comes first.
-static int parse(Documents *d, size_t size, int64_t tokens, uint64_t checksum, Error *err) {
+// Reads and accepts the open file of `size` bytes. A wrong end may only be damage, so the checksum
+// comes first.
+static int read_all(Documents *d, size_t size, int64_t tokens, uint64_t checksum, Error *err) {
   Header h;
-  const char *rest = d->bytes + sizeof h;
   if (size < sizeof h)
     return error_set(err,
                      "'%s' does not hold the ends of documents: it has %zu bytes, less than the "
                      "header's %zu; make or copy it again",
                      d->path, size, sizeof h);
-  memcpy(&h, d->bytes, sizeof h);
-  if (check_header(d->path, &h, size, err) != 0) return -1;
+  if (file_read_at(d->fd, d->path, 0, &h, sizeof h, err) != 0 ||
+      check_header(d->path, &h, size, err) != 0)
+    return -1;
   const Layout l = layout_of(&h);
+  const char *rest = d->bytes = xmalloc(l.end);
+  if (file_read_at(d->fd, d->path, sizeof h, d->bytes, l.end, err) != 0) return -1;
   if (checksum_of(&h, &(Part){rest, l.end}, 1) != h.checksum) return file_damaged(d->path, err);
   d->ends = (const uint32_t *)(const void *)rest;
   if (check_ends(d->path, &h, d->ends, err) != 0) return -1;
@@ -125,19 +129,20 @@ static int parse(Documents *d, size_t size, int64_t tokens, uint64_t checksum, E
 
 int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t checksum,
                    Error *err) {
-  static const size_t most_bytes = (size_t)9 << 30; // of INT32_MAX documents of a token
   const PathText path = documents_path(token_path);
   size_t size;
   *d = (Documents){0};
   if (!path_exists(path.text)) return 0;
-  if (file_read(path.text, most_bytes, &d->bytes, &size, err) != 0) return -1;
+  d->fd = file_open(path.text, &size, err);
+  if (d->fd < 0) return -1;
   d->path = xstrdup(path.text);
-  const int status = parse(d, size, tokens, checksum, err);
+  const int status = read_all(d, size, tokens, checksum, err);
   if (status != 0) documents_close(d);
   return status;
 }
 
 void documents_close(Documents *d) {
+  if (d->path) close(d->fd);
   free(d->path);
   free(d->bytes);
   free(d->facts.sums);

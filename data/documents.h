@@ -40,7 +40,8 @@ typedef struct TokenFacts {
 
 typedef struct Documents {
   char *path;           // owned; NULL: there is no such file
-  char *bytes;          // owned: all of the file
+  int fd;               // of the open file, where there is one
+  char *bytes;          // owned: all of the file behind its header
   int64_t count;        // documents; 0: their ends are not known
   const uint32_t *ends; // [count]
   const uint8_t *mask;  // see documents_counts; NULL: every token counts as a target

@@ -81,10 +81,15 @@ void tokens_close(TokenFile *file) {
   *file = (TokenFile){.fd = -1};
 }
 
-bool tokens_named(const TokenFile *file) {
+static bool names(const char *path, int fd) {
   struct stat named, opened;
-  return stat(file->path, &named) == 0 && fstat(file->fd, &opened) == 0 &&
-         named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
+  return stat(path, &named) == 0 && fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
+         named.st_ino == opened.st_ino;
+}
+
+bool tokens_named(const TokenFile *file) {
+  const Documents *d = &file->documents;
+  return names(file->path, file->fd) && (!d->path || names(d->path, d->fd));
 }
 
 // ---- Reading

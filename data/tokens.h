@@ -28,7 +28,7 @@ typedef struct TokenFile {
 // so that one that is cut under a run gives an error and not SIGBUS.
 int tokens_open(TokenFile *file, const char *path, Error *err);
 void tokens_close(TokenFile *file);
-// Whether the path still names the file that is open.
+// Whether the paths still name the files that are open.
 bool tokens_named(const TokenFile *file);
 
 // Comes before the first window is read: from then on file->documents.facts are known, and
