@@ -47,9 +47,10 @@ typedef struct Folder {
 // For a folder inside another one, which exists and which the caller has locked. folder_commit then
 // replaces whatever has the name `path`, even a link. Writes nothing. folder_close afterwards.
 void folder_alone(Folder *folder, const char *path, FolderNames *is_ours);
-// For a folder where others may write. Looks at `path`, and writes nothing. An error where `path` is
-// a file, a link to nothing, or was lost when a process was killed. The caller decides, before
-// folder_begin, whether it may replace folder->before. folder_close afterwards, also after an error.
+// For a folder where others may write. Looks at `path`, and writes nothing. An error where `path`
+// is a file, a link to nothing, or was lost when a process was killed. The caller decides, before
+// folder_begin, whether it may replace folder->before. folder_close afterwards, also after an
+// error.
 int folder_look(Folder *folder, const char *path, FolderNames *is_ours, Error *err);
 // Makes folder->temporary, empty, and removes what a killed process left. An error where another
 // process is writing there, or somebody else's files are in the way.

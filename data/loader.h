@@ -1,5 +1,5 @@
-// Batches of windows from token files, of one source or of several, mixed. A window is T rows: inputs
-// and, shifted by one, targets.
+// Batches of windows from token files, of one source or of several, mixed. A window is T rows:
+// inputs and, shifted by one, targets.
 //
 // Joined: T + 1 tokens that follow one another in a file, wherever documents end. Windows of one
 // file do not overlap in their inputs; files are not joined. Packed: pieces of documents
@@ -102,8 +102,8 @@ int loader_next(Loader *loader, Batch *batch, Error *err);
 // Of a loader with one source: the window behind `drawn` others, as window `row` of the batch. The
 // windows of a batch come in their order, after batch_clear.
 int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err);
-// Piece i of the window at that position of a source. rows = 0: it has fewer. The rest of the window
-// is padding.
+// Piece i of the window at that position of a source. rows = 0: it has fewer. The rest of the
+// window is padding.
 WindowPiece loader_piece(const Loader *loader, const Source *source, uint64_t position, int64_t i);
 // Windows hold several documents, and batches have lengths.
 bool loader_packs(const Loader *loader);

@@ -69,8 +69,9 @@ int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *cont
 // The same check for a file that was named itself, and all small files next to it.
 int model_folder_check(const char *file, Error *err);
 
-// eos_token_id of the folder's generation_config.json, else of its config.json: a number, or a list of
-// at most `most`. How many ids there are, 0 where neither file has one; -1 where it is anything else.
+// eos_token_id of the folder's generation_config.json, else of its config.json: a number, or a list
+// of at most `most`. Returns how many ids there are, 0 where neither file has one; -1 where it is
+// anything else.
 int folder_ends(const char *folder, int32_t *ids, int most, Error *err);
 
 // ---- The checkpoints in a run's folder

@@ -77,9 +77,10 @@ static inline size_t safetensors_portions(const SafeFile *file) {
 int safetensors_read(const SafeFile *file, size_t portion, unsigned char *room, Error *err);
 
 // Writing: names, shapes and dtypes first (begin and end are not read), then all data of each
-// tensor, in the same order, in pieces. Names must be unique. Every file carries the metadata {"format": "pt"}, without which transformers
-// refuses to load it, and "step" where that is not negative. The first failure closes the writer
-// and leaves the partial file to the caller; later calls fail with the same error.
+// tensor, in the same order, in pieces. Names must be unique. Every file carries the metadata
+// {"format": "pt"}, without which transformers refuses to load it, and "step" where that is not
+// negative. The first failure closes the writer and leaves the partial file to the caller; later
+// calls fail with the same error.
 typedef struct SafeWriter {
   FileWriter file;
   uint64_t expected; // bytes of data announced
