@@ -142,8 +142,8 @@ typedef struct Config {
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err);
 
-// 0 where a file is there. Else a message says what was meant: a file of nearly that name, in the
-// path's folder or in configs/; or how to resume the run, or write with the model, of a folder.
+// 0 where a file is there. Else a message, which says of a folder how to resume its run or to train
+// from its model.
 int config_check_path(const char *path, Error *err);
 
 // A checkpoint's run.json, as this or another version wrote it: unknown keys are ignored.
@@ -177,7 +177,7 @@ char *config_changes(const Config *saved, const Config *now);
 
 // For --help-config, prints keys with their defaults, values and meanings, in lines of at most 100
 // columns: the keys whose name begins with `words` ("train.s", or "" for all), else the keys with
-// such a word in name or meaning ("warm"), else the key of the nearest name ("lr": learning_rate).
+// these words in name or meaning ("warm"), else the key of the nearest name ("lr": learning_rate).
 // -1 and a message if there is none.
 int config_print_keys(const char *words, Error *err);
 

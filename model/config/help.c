@@ -1,7 +1,6 @@
 // What a user reads about keys and configurations: --help-config, the start's table, and what was
 // meant by a path that is no configuration.
 #include <ctype.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,50 +12,22 @@
 
 // ---- A path that is no configuration
 
-// The .json file of the folder that looks most like `name`, "" where none does.
-static PathText nearest_file(const char *folder, const char *name) {
-  enum { MOST_NAMES = 256 };
-  char *names[MOST_NAMES];
-  int count = 0;
-  DIR *dir = opendir(folder);
-  for (struct dirent *entry; dir && count < MOST_NAMES && (entry = readdir(dir));)
-    if (name_ends_with(entry->d_name, ".json")) names[count++] = xstrdup(entry->d_name);
-  if (dir) closedir(dir);
-  const char *near = nearest_name(name, (const char *const *)names, count);
-  const PathText found = path_text("%s%s%s", near ? folder : "", near ? "/" : "", near ? near : "");
-  for (int i = 0; i < count; i++) free(names[i]);
-  return found;
-}
-
 static int is_folder(const char *path, Error *err) {
-  const size_t length = strlen(path);
-  char *folder = shell_word(
-      path_text("%.*s", (int)length - (length > 1 && path[length - 1] == '/'), path).text);
+  char *folder = shell_word(path);
   error_set(err, "'%s' is a folder, not a config", path);
   if (has_file(path, RUN_CONFIG_FILE))
-    error_append(err,
-                 "; to resume the run: ./train %s/" RUN_CONFIG_FILE
-                 " train.resume=auto; to write with it: "
-                 "./train --generate %s",
-                 folder, folder);
+    error_append(err, "; to resume the run: ./train %s/" RUN_CONFIG_FILE " train.resume=auto",
+                 folder);
   else if (has_file(path, MODEL_CONFIG_FILE))
-    error_append(
-        err,
-        "; to train from its weights: ./train configs/continue.json model=%s; to write with it: "
-        "./train --generate %s",
-        folder, folder);
+    error_append(err, "; to train from its weights: ./train configs/continue.json model=%s",
+                 folder);
   free(folder);
   return -1;
 }
 
 int config_check_path(const char *path, Error *err) {
   if (path_is_directory(path)) return is_folder(path, err);
-  if (path_exists(path)) return 0;
-  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-  PathText near = nearest_file(path_parent(path).text, name);
-  if (!near.text[0]) near = nearest_file("configs", name);
-  error_set(err, "there is no config '%s'", path);
-  return near.text[0] ? error_append(err, "; did you mean %s?", near.text) : -1;
+  return path_exists(path) ? 0 : error_set(err, "there is no config '%s'", path);
 }
 
 // ---- Keys with other values than their defaults
@@ -78,9 +49,11 @@ void config_print(const Config *config) {
   for (const Key *key = config_keys; key->name; key++) {
     if (!is_set(key, config)) continue;
     char *value = key_text(key, config);
-    char *word = strcmp(section, key->section) == 0
-                     ? xasprintf(" %s=%s", key->name, value)
-                     : xasprintf(" %s: %s=%s", key->section, key->name, value);
+    const char *name = strrchr(key->name, '.') + 1;
+    const int length = (int)(name - 1 - key->name); // of the section
+    char *word = strncmp(section, key->name, (size_t)length + 1) == 0
+                     ? xasprintf(" %s=%s", name, value)
+                     : xasprintf(" %.*s: %s=%s", length, key->name, name, value);
     const bool full = column > INDENT && column + (int)strlen(word) > WIDTH;
     left_out += left_out > 0 || (full && lines == MOST_LINES);
     if (full && left_out == 0) {
@@ -88,7 +61,7 @@ void config_print(const Config *config) {
       lines++;
     }
     if (left_out == 0) column += printf("%s", word);
-    section = key->section;
+    section = key->name;
     free(word);
     free(value);
   }
@@ -115,7 +88,7 @@ static void print_wrapped(const char *text) {
 static void print_key(const Key *key) {
   const bool derived = key->fallback && strcmp(key->fallback, "null") == 0,
              quoted = key->fallback && key->fallback[0] == '"';
-  printf("%s.%s", key->section, key->name);
+  printf("%s", key->name);
   if (key->fallback && !derived)
     printf("=%.*s", (int)strlen(key->fallback) - (quoted ? 2 : 0), key->fallback + quoted);
   printf("%s (%s%s)\n", key->flags & KEY_SHAPES_RUN ? " *" : "",
@@ -136,15 +109,12 @@ static bool mentions(const char *text, const char *words) {
   return false;
 }
 
-typedef enum Search { BEGINNINGS, WORDS } Search;
-
-static int print_found(const char *words, Search search) {
+// Prints the keys whose name begins with `words`, or (anywhere) that have them in name or meaning.
+static int print_found(const char *words, bool anywhere) {
   int found = 0;
   for (const Key *key = config_keys; key->name; key++) {
-    const PathText name = path_text("%s.%s", key->section, key->name);
-    const bool fits = search == BEGINNINGS
-                          ? strncmp(name.text, words, strlen(words)) == 0
-                          : mentions(name.text, words) || mentions(key->meaning, words);
+    const bool fits = anywhere ? mentions(key->name, words) || mentions(key->meaning, words)
+                               : strncmp(key->name, words, strlen(words)) == 0;
     if (!fits) continue;
     print_key(key);
     found++;
@@ -154,13 +124,10 @@ static int print_found(const char *words, Search search) {
 
 int config_print_keys(const char *words, Error *err) {
   KeyReader r = {.where = "--help-config", .err = err};
-  const char *dot = strrchr(words, '.');
-  const Key *near = dot ? NULL : key_nearest("", words); // learning_rate of lr
-  if (print_found(words, BEGINNINGS) == 0 && print_found(words, WORDS) == 0 &&
-      (!near || print_found(near->name, WORDS) == 0)) {
-    const PathText section = path_text("%.*s", dot ? (int)(dot - words) : 0, words);
-    return key_unknown(&r, section.text, dot ? dot + 1 : words);
-  }
+  const Key *near = strchr(words, '.') ? NULL : key_nearest(words); // learning_rate of lr
+  if (print_found(words, false) == 0 && print_found(words, true) == 0 &&
+      (!near || print_found(strrchr(near->name, '.') + 1, true) == 0))
+    return key_unknown(&r, words);
   printf("\nKEY=DEFAULT (values). A run can be resumed only with the same value of a key marked *, "
          "unless\ntrain.resume_allow_changes is true.\n");
   return 0;

@@ -38,66 +38,45 @@ static int check_fixed(KeyReader *r, const cJSON *object, const cJSON *item) {
   return 0;
 }
 
-// transformers 5 keeps rope_theta inside rope_parameters; a file may have it in both places.
-static int read_inner_theta(KeyReader *r, const cJSON *value) {
-  const Key *key = key_find("model", "rope_theta");
-  const bool given = key_given(r, "model", "rope_theta");
-  const double outer = r->config->model.rope_theta;
+// A config.json may have a key in two places: rope_theta outside and inside of rope_parameters, type
+// and rope_type, rope_scaling and rope_parameters. Then both have the same value.
+static int set_once(KeyReader *r, const char *name, const cJSON *value) {
+  const Key *key = key_find(name);
+  const Config before = *r->config;
+  const bool given = key_given(r, name);
   if (key_set(r, key, value)) return -1;
-  if (given && outer != r->config->model.rope_theta)
-    return error_set(r->err, "%s: rope_theta is %g, but %s.rope_theta is %g; keep one of them",
-                     r->where, outer, r->rope, r->config->model.rope_theta);
-  return 0;
+  if (!given || key_equal(key, &before, r->config)) return 0;
+  return error_set(r->err, "%s: %s has two values; keep one of them", r->where, key_shown(r, name));
 }
 
 static int read_rope_key(KeyReader *r, const cJSON *item) {
-  const Key *type = key_find("model.rope_scaling", "rope_type");
-  const Key *key = key_find("model.rope_scaling", item->string);
-  if (strcmp(item->string, "type") == 0) key = type;            // transformers before 4.43
-  if (key == type && key_given(r, type->section, type->name)) { // both spellings
-    const RopeType first = r->config->model.rope_scaling.type;
-    if (key_set(r, type, item)) return -1;
-    if (first == r->config->model.rope_scaling.type) return 0;
-    return error_set(r->err, "%s: %s.type and %s.rope_type differ; keep one of them", r->where,
-                     r->rope, r->rope);
-  }
-  if (key) return key_set(r, key, item);
-  if (strcmp(item->string, "rope_theta") == 0) return read_inner_theta(r, item);
+  const PathText name = path_text(ROPE ".%s", item->string);
+  if (strcmp(item->string, "rope_theta") == 0) return set_once(r, "model.rope_theta", item);
   if (strcmp(item->string, "partial_rotary_factor") == 0) return check_fixed(r, NULL, item);
-  return key_unknown(r, "model.rope_scaling", item->string);
+  return key_find(name.text) ? set_once(r, name.text, item) : key_unknown(r, name.text);
 }
 
-// The type comes first: another one, such as yarn, has keys that we do not know.
-static int read_rope_type(KeyReader *r, const cJSON *value) {
-  const Key *key = key_find("model.rope_scaling", "rope_type");
-  for (const cJSON *item = value->child; item; item = item->next) {
-    const bool type = strcmp(item->string, "type") == 0 || strcmp(item->string, key->name) == 0;
-    if (type && key_set(r, key, item))
-      return error_set(r->err, "%s: %s.%s is %s, but only %s is supported", r->where, r->rope,
-                       item->string, json_shown(item).text, key_allowed(key).text);
-  }
-  return 0;
-}
-
-int model_read_rope(KeyReader *r, const cJSON *value) {
-  keys_forget(r, "model.rope_scaling");
-  if (cJSON_IsNull(value)) return 0;
-  if (!cJSON_IsObject(value))
+int model_read_rope(KeyReader *r, const cJSON *rope) {
+  static const char type[] = ROPE ".rope_type";
+  if (cJSON_IsNull(rope)) return 0;
+  if (!cJSON_IsObject(rope))
     return error_set(r->err, "%s: %s must be null or an object with rope_type and factor", r->where,
-                     r->rope);
-  if (read_rope_type(r, value)) return -1;
-  for (const cJSON *item = value->child; item; item = item->next)
-    if (read_rope_key(r, item)) return -1;
-  if (key_given(r, "model.rope_scaling", "factor") &&
-      !key_given(r, "model.rope_scaling", "rope_type"))
-    return error_set(r->err, "%s: %s has a factor but no rope_type; it must be %s", r->where,
-                     r->rope, key_allowed(key_find("model.rope_scaling", "rope_type")).text);
-  return 0;
+                     key_shown(r, ROPE));
+  // The type comes first: another one, such as yarn, has keys that we do not know.
+  const cJSON *types[] = {cJSON_GetObjectItemCaseSensitive(rope, "rope_type"),
+                          cJSON_GetObjectItemCaseSensitive(rope, "type")}; // before 4.43
+  for (int i = 0; i < 2; i++)
+    if (types[i] && set_once(r, type, types[i])) return -1;
+  for (const cJSON *item = rope->child; item; item = item->next)
+    if (item != types[0] && item != types[1] && read_rope_key(r, item)) return -1;
+  if (!key_given(r, ROPE ".factor") || key_given(r, type)) return 0;
+  return error_set(r->err, "%s: %s has a factor but no rope_type; it must be %s", r->where,
+                   key_shown(r, ROPE), key_allowed(key_find(type)).text);
 }
 
 // LlamaConfig's default where it differs from ours, which is LLaMA-3's.
 static int set_default(KeyReader *r, const char *name, const char *json) {
-  return key_given(r, "model", name) ? 0 : key_set_json(r, key_find("model", name), json);
+  return key_given(r, name) ? 0 : key_set_json(r, key_find(name), json);
 }
 
 // A Mistral is a LLaMA whose tokens see no further back than sliding_window: one that no sequence
@@ -105,9 +84,9 @@ static int set_default(KeyReader *r, const char *name, const char *json) {
 static int read_mistral(KeyReader *r, const cJSON *object) {
   const cJSON *window = cJSON_GetObjectItemCaseSensitive(object, "sliding_window");
   int64_t tokens = 4096;
-  if (set_default(r, "max_position_embeddings", "131072") ||
+  if (set_default(r, "model.max_position_embeddings", "131072") ||
       (!cJSON_GetObjectItemCaseSensitive(object, "num_key_value_heads") &&
-       set_default(r, "num_key_value_heads", "8")))
+       set_default(r, "model.num_key_value_heads", "8")))
     return -1;
   if (cJSON_IsNull(window)) return 0;
   if (window && (json_integer(window, &tokens) != 0 || tokens < 1))
@@ -122,31 +101,23 @@ static int read_mistral(KeyReader *r, const cJSON *object) {
                    r->where, (long long)tokens, (long long)longest, (long long)tokens);
 }
 
+static int read_model_key(KeyReader *r, const cJSON *object, const cJSON *item) {
+  const PathText name = path_text("model.%s", item->string);
+  if (strcmp(name.text, ROPE) == 0 || strcmp(item->string, "rope_parameters") == 0)
+    return model_read_rope(r, item);
+  if (key_find(name.text)) return set_once(r, name.text, item);
+  return r->hugging_face ? check_fixed(r, object, item) : key_unknown(r, name.text);
+}
+
 int model_read(KeyReader *r, const cJSON *object) {
-  static const char scaling[] = "rope_scaling", parameters[] = "rope_parameters";
-  const cJSON *rope = NULL;
-  for (const cJSON *item = object->child; item; item = item->next) {
-    const Key *key = key_find("model", item->string);
-    if (key && key_set(r, key, item)) return -1;
-    if (key) continue;
-    if (strcmp(item->string, scaling) == 0 || strcmp(item->string, parameters) == 0) {
-      if (rope && !cJSON_IsNull(rope) && !cJSON_IsNull(item))
-        return error_set(r->err,
-                         "%s: rope_scaling and rope_parameters say the same thing; keep "
-                         "one of them",
-                         r->where);
-      if (!rope || cJSON_IsNull(rope)) rope = item;
-      continue;
-    }
-    if (!r->hugging_face) return key_unknown(r, "model", item->string);
-    if (check_fixed(r, object, item)) return -1;
-  }
-  // Last, so that an outer rope_theta is known.
-  if (rope) r->rope = strcmp(rope->string, parameters) == 0 ? parameters : scaling;
-  if (rope && model_read_rope(r, rope)) return -1;
+  for (const cJSON *item = object->child; item; item = item->next)
+    if (read_model_key(r, object, item)) return -1;
   if (!r->hugging_face) return 0;
   if (is_mistral(object) && read_mistral(r, object)) return -1;
-  return set_default(r, "rms_norm_eps", "1e-06") || set_default(r, "rope_theta", "10000") ? -1 : 0;
+  return set_default(r, "model.rms_norm_eps", "1e-06") ||
+                 set_default(r, "model.rope_theta", "10000")
+             ? -1
+             : 0;
 }
 
 // ---- config.json
@@ -166,10 +137,8 @@ int model_read_tree(KeyReader *r, cJSON *tree) {
 static int parse_tree(ModelConfig *model, const char *name, cJSON *tree, Error *err) {
   Config config;
   memset(&config, 0, sizeof config);
-  KeyReader r = {
-      .config = &config, .giver = GIVEN_IN_FILE, .where = name, .hugging_face = true, .err = err};
-  if (model_read_tree(&r, tree)) return -1;
-  if (keys_fill_defaults(&r, true) || model_resolve(&r)) return -1;
+  KeyReader r = {.config = &config, .where = name, .hugging_face = true, .err = err};
+  if (model_read_tree(&r, tree) || keys_fill_defaults(&r, true) || model_resolve(&r)) return -1;
   *model = config.model;
   return 0;
 }
@@ -193,7 +162,7 @@ static bool we_write(const char *name) {
     if (strcmp(names[i], name) == 0) return true;
   for (int i = 0; i < FIXED_KEYS; i++)
     if (strcmp(fixed_keys[i].name, name) == 0) return fixed_keys[i].written;
-  return key_find("model", name) != NULL;
+  return key_find(path_text("model.%s", name).text) != NULL;
 }
 
 // Past the separators of values: to cJSON every control byte is white space.

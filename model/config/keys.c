@@ -1,9 +1,7 @@
 #include "model/config/keys.h"
 
-#include <ctype.h>
 #include <float.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,17 +36,17 @@ _Static_assert(sizeof(OptimizerKind) == sizeof(int) && sizeof(Schedule) == sizeo
 #define SHAPES KEY_SHAPES_RUN
 #define FIELD(field) offsetof(Config, field), sizeof(((Config *)0)->field)
 #define INTEGER(s, n, fallback, min, max, flags, meaning)                                          \
-  { #s, #n, KEY_INTEGER, FIELD(s.n), min, max, NULL, fallback, flags, meaning }
+  { #s "." #n, KEY_INTEGER, FIELD(s.n), min, max, NULL, fallback, flags, meaning }
 #define NUMBER(s, n, fallback, min, max, flags, meaning)                                           \
-  { #s, #n, KEY_NUMBER, FIELD(s.n), min, max, NULL, fallback, flags, meaning }
+  { #s "." #n, KEY_NUMBER, FIELD(s.n), min, max, NULL, fallback, flags, meaning }
 #define BOOL(s, n, fallback, flags, meaning)                                                       \
-  { #s, #n, KEY_BOOL, FIELD(s.n), 0, 1, NULL, fallback, flags, meaning }
+  { #s "." #n, KEY_BOOL, FIELD(s.n), 0, 1, NULL, fallback, flags, meaning }
 #define TEXT(s, n, fallback, min, flags, meaning)                                                  \
-  { #s, #n, KEY_TEXT, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
+  { #s "." #n, KEY_TEXT, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
 #define SOURCES(s, n, fallback, min, flags, meaning)                                               \
-  { #s, #n, KEY_SOURCES, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
+  { #s "." #n, KEY_SOURCES, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
 #define CHOICE(s, n, names, fallback, flags, meaning)                                              \
-  { #s, #n, KEY_CHOICE, FIELD(s.n), 0, 0, names, fallback, flags, meaning }
+  { #s "." #n, KEY_CHOICE, FIELD(s.n), 0, 0, names, fallback, flags, meaning }
 
 // Upper limits keep every product of counts (parameters, activations, tokens) inside 63 bits.
 const Key config_keys[] = {
@@ -71,11 +69,10 @@ const Key config_keys[] = {
     BOOL(model, tie_word_embeddings, "false", SHAPES, "lm_head shares the embedding's weights"),
     NUMBER(model, initializer_range, "0.02", 0, 1, SHAPES | KEY_ABOVE_MIN,
            "standard deviation of the initial weights"),
-    {"model.rope_scaling", "rope_type", KEY_CHOICE, FIELD(model.rope_scaling.type), 0, 0,
-     rope_types, "\"default\"", SHAPES,
+    {"model.rope_scaling.rope_type", KEY_CHOICE, FIELD(model.rope_scaling.type), 0, 0, rope_types,
+     "\"default\"", SHAPES,
      "linear: all wavelengths are longer by the factor; llama3: only the long ones, which needs "
-     "the "
-     "four keys below"},
+     "the four keys below"},
     NUMBER(model.rope_scaling, factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
            "how many times longer the wavelengths become"),
     NUMBER(model.rope_scaling, low_freq_factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
@@ -118,7 +115,7 @@ const Key config_keys[] = {
             "default all"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
             "seed of the initial weights and of the data's order"),
-    {"train", "zero_init", KEY_BOOL, FIELD(model.zero_init), 0, 1, NULL, "false", 0,
+    {"train.zero_init", KEY_BOOL, FIELD(model.zero_init), 0, 1, NULL, "false", 0,
      "o_proj and down_proj begin as zeros: each layer begins as the identity"},
     INTEGER(train, eval_interval, "500", 0, 99999999, 0,
             "steps between validations; 0: only at the start and the end"),
@@ -247,47 +244,42 @@ const char *optimizer_name(OptimizerKind kind) {
 
 // ---- Finding keys
 
-const Key *key_find(const char *section, const char *name) {
+static bool key_inside(const Key *key, const char *section) {
+  const size_t length = strlen(section);
+  return strncmp(key->name, section, length) == 0 && key->name[length] == '.';
+}
+
+const Key *key_find(const char *name) {
   for (const Key *key = config_keys; key->name; key++)
-    if (strcmp(key->section, section) == 0 && strcmp(key->name, name) == 0) return key;
+    if (strcmp(key->name, name) == 0) return key;
   return NULL;
 }
 
-static bool key_inside(const Key *key, const char *section) {
-  return strncmp(key->section, section, strlen(section)) == 0;
+const Key *key_nearest(const char *name) {
+  const char *names[MAX_KEYS], *dot = strrchr(name, '.');
+  int count = 0, nearest = 0;
+  for (const Key *key = config_keys; key->name; key++) names[count++] = strrchr(key->name, '.') + 1;
+  const char *found = nearest_name(dot ? dot + 1 : name, names, count);
+  while (nearest < count && names[nearest] != found) nearest++;
+  return nearest < count ? &config_keys[nearest] : NULL;
 }
 
-bool key_given(const KeyReader *r, const char *section, const char *name) {
-  return r->given[key_find(section, name) - config_keys] != GIVEN_NOWHERE;
+bool key_given(const KeyReader *r, const char *name) {
+  return r->given[key_find(name) - config_keys];
 }
 
 void keys_forget(KeyReader *r, const char *section) {
   for (const Key *key = config_keys; key->name; key++) {
     if (!key_inside(key, section)) continue;
-    r->given[key - config_keys] = GIVEN_NOWHERE;
+    r->given[key - config_keys] = false;
     memset((char *)r->config + key->offset, 0, key->size);
   }
 }
 
 // ---- Sentences
 
-typedef struct KeyName {
-  char text[176];
-} KeyName;
-
-static const char *rope_name(const KeyReader *r) {
-  return r->rope ? r->rope : "rope_scaling";
-}
-
-// "train.steps". A config.json has no section "model", so its messages leave it out.
-static KeyName key_name(const KeyReader *r, const char *section, const char *name) {
-  KeyName n;
-  const bool rope = strcmp(section, "model.rope_scaling") == 0;
-  if (rope) section = "model";
-  const bool left_out = r->hugging_face && strcmp(section, "model") == 0;
-  snprintf(n.text, sizeof n.text, "%.80s%s%s%s%.80s", left_out ? "" : section,
-           left_out || !*section ? "" : ".", rope ? rope_name(r) : "", rope ? "." : "", name);
-  return n;
+const char *key_shown(const KeyReader *r, const char *name) {
+  return name + (r->hugging_face && strncmp(name, "model.", 6) == 0 ? 6 : 0);
 }
 
 // "a whole number from 1 to 8", "a number, above 0 and at most 1"
@@ -319,54 +311,11 @@ AllowedText key_allowed(const Key *key) {
   return t;
 }
 
-static const Key *nearest_in(const char *section, const char *name) {
-  const char *names[MAX_KEYS];
-  const Key *keys[MAX_KEYS];
-  int count = 0;
-  for (const Key *key = config_keys; key->name; key++) {
-    if (section && strcmp(key->section, section) != 0) continue;
-    keys[count] = key;
-    names[count++] = key->name;
-  }
-  const char *nearest = nearest_name(name, names, count);
-  for (int i = 0; i < count; i++)
-    if (names[i] == nearest) return keys[i];
-  return NULL;
-}
-
-const Key *key_nearest(const char *section, const char *name) {
-  for (const Key *key = config_keys; key->name; key++)
-    if (strcmp(key->name, name) == 0) return key;
-  const Key *inside = nearest_in(section, name);
-  return inside ? inside : nearest_in(NULL, name);
-}
-
-// The section of the table that `name` is or seems to mean, or NULL.
-static const char *known_section(const char *name) {
-  for (const Key *key = config_keys; key->name; key++)
-    if (strcmp(key->section, name) == 0) return key->section;
-  return nearest_name(name, config_sections, SECTION_COUNT);
-}
-
-int key_unknown(KeyReader *r, const char *section, const char *name) {
-  const char *known = known_section(section);
-  const Key *near = key_nearest(known ? known : section, name);
-  error_set(r->err, "%s: %s is not a key", r->where, key_name(r, section, name).text);
-  if (near)
-    return error_append(r->err, "; did you mean %s?", key_name(r, near->section, near->name).text);
-  if (!known) return error_append(r->err, "; the sections are " SECTIONS);
-  return error_append(r->err, "; ./train --help-config %s lists them", known);
-}
-
-int section_check(KeyReader *r, const char *name) {
-  const char *near = nearest_name(name, config_sections, SECTION_COUNT);
-  if (near && strcmp(near, name) == 0) return 0;
-  const Key *key = near ? NULL : key_nearest("", name); // "steps=5"
-  error_set(r->err, "%s: %.80s is not a section; ", r->where, name);
-  if (near) return error_append(r->err, "did you mean %s?", near);
-  if (key)
-    return error_append(r->err, "did you mean %s?", key_name(r, key->section, key->name).text);
-  return error_append(r->err, "the sections are " SECTIONS);
+int key_unknown(KeyReader *r, const char *name) {
+  const Key *near = key_nearest(name);
+  error_set(r->err, "%s: %.200s is not a key", r->where, key_shown(r, name));
+  if (near) return error_append(r->err, "; did you mean %s?", key_shown(r, near->name));
+  return error_append(r->err, "; ./train --help-config lists them");
 }
 
 // ---- JSON -> field
@@ -421,30 +370,19 @@ static int store(const Key *key, Config *config, const cJSON *value) {
   return key->choices[choice] ? 0 : -1;
 }
 
-// The value for a sentence. A whole number that a double would round is not shown in digits.
-static ShownText value_shown(const Key *key, const cJSON *value) {
-  ShownText shown = json_shown(value);
-  const double number = cJSON_IsNumber(value) ? value->valuedouble : 0;
-  if (key->type == KEY_INTEGER && isfinite(number) && fabs(number) > (double)JSON_MAX_INTEGER)
-    snprintf(shown.text, sizeof shown.text, "%s %lld", number > 0 ? "more than" : "less than",
-             number > 0 ? (long long)JSON_MAX_INTEGER : -(long long)JSON_MAX_INTEGER);
-  return shown;
-}
-
 static int check_sources(KeyReader *r, const Key *key) {
   Mixture mixture;
   if (mixture_parse(&mixture, (const char *)r->config + key->offset, r->err) != 0)
-    return error_prefix(r->err, "%s: %s", r->where, key_name(r, key->section, key->name).text);
+    return error_prefix(r->err, "%s: %s", r->where, key_shown(r, key->name));
   mixture_free(&mixture);
   return 0;
 }
 
 int key_set(KeyReader *r, const Key *key, const cJSON *value) {
   if (store(key, r->config, value))
-    return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
-                     key_name(r, key->section, key->name).text, value_shown(key, value).text,
-                     key_allowed(key).text);
-  r->given[key - config_keys] = r->giver;
+    return error_set(r->err, "%s: %s is %s, but it must be %s", r->where, key_shown(r, key->name),
+                     json_shown(value).text, key_allowed(key).text);
+  r->given[key - config_keys] = true;
   return key->type == KEY_SOURCES ? check_sources(r, key) : 0;
 }
 
@@ -460,8 +398,7 @@ int keys_fill_defaults(KeyReader *r, bool model_only) {
     if (r->given[key - config_keys] || (model_only && !key_inside(key, "model"))) continue;
     if (!key->fallback)
       return error_set(r->err, "%s: %s is missing: %s; it must be %s", r->where,
-                       key_name(r, key->section, key->name).text, key->meaning,
-                       key_allowed(key).text);
+                       key_shown(r, key->name), key->meaning, key_allowed(key).text);
     if (key_set_json(r, key, key->fallback)) return -1;
   }
   return 0;
@@ -496,56 +433,34 @@ char *key_text(const Key *key, const Config *config) {
 
 // Whether a key of rope_scaling means something for this type.
 static bool rope_uses(RopeType type, const Key *key) {
-  if (strcmp(key->section, "model.rope_scaling") != 0) return false;
   return key->type == KEY_CHOICE || type == ROPE_LLAMA3 ||
-         (type == ROPE_LINEAR && strcmp(key->name, "factor") == 0);
+         (type == ROPE_LINEAR && strcmp(key->name, ROPE ".factor") == 0);
 }
 
 void keys_write_section(JsonWriter *w, const char *section, const Config *config) {
+  const RopeType type = config->model.rope_scaling.type;
   for (const Key *key = config_keys; key->name; key++)
-    if (strcmp(key->section, section) == 0) write_value(w, key->name, key, config);
+    if (key_inside(key, section) && !key_inside(key, ROPE))
+      write_value(w, strrchr(key->name, '.') + 1, key, config);
   if (strcmp(section, "model") != 0) return;
-  if (config->model.rope_scaling.type == ROPE_DEFAULT) {
+  if (type == ROPE_DEFAULT) {
     json_raw(w, "rope_scaling", "null");
     return;
   }
   json_open(w, "rope_scaling", '{');
   for (const Key *key = config_keys; key->name; key++)
-    if (rope_uses(config->model.rope_scaling.type, key)) write_value(w, key->name, key, config);
+    if (key_inside(key, ROPE) && rope_uses(type, key))
+      write_value(w, strrchr(key->name, '.') + 1, key, config);
   json_close(w, '}');
 }
 
 // ---- The model's keys: which follow from others, and which contradict each other
 
-// Whether the text has the key's whole name.
-static bool names_key(const char *text, const Key *key) {
-  const PathText name = path_text("%s.%s", key->section, key->name);
-  const size_t length = strlen(name.text);
-  for (; (text = strstr(text, name.text)); text += length)
-    if (text[length] != '_' && !isalnum((unsigned char)text[length])) return true;
-  return false;
-}
-
-int keys_disagree(const KeyReader *r, const char *format, ...) {
-  Error what;
-  va_list args;
-  va_start(args, format);
-  vsnprintf(what.text, sizeof what.text, format, args);
-  va_end(args);
-  int giver = GIVEN_IN_FILE;
-  for (const Key *key = config_keys; key->name; key++) {
-    const int given = r->given[key - config_keys];
-    if (given > giver && names_key(what.text, key)) giver = given;
-  }
-  if (giver < GIVEN_TYPED) return error_set(r->err, "%s: %.1000s", r->where, what.text);
-  return error_set(r->err, "override '%.200s': %.1000s", r->overrides[giver - GIVEN_TYPED],
-                   what.text);
-}
-
-int key_conflict(const KeyReader *r, const char *key, double value, const char *must,
+int key_conflict(const KeyReader *r, const char *name, double value, const char *must,
                  const char *other, double limit) {
-  return keys_disagree(r, "%s is %s, but it must %s %s, which is %s", key, number_text(value).text,
-                       must, other, number_text(limit).text);
+  return error_set(r->err, "%s: %s is %s, but it must %s %s, which is %s", r->where,
+                   key_shown(r, name), number_text(value).text, must, key_shown(r, other),
+                   number_text(limit).text);
 }
 
 // Keys that the type does not use are forgotten: equal models are equal bytes.
@@ -554,43 +469,39 @@ static int resolve_rope(KeyReader *r) {
   Config *config = r->config;
   const RopeType type = config->model.rope_scaling.type;
   for (const Key *key = config_keys; key->name; key++) {
-    if (strcmp(key->section, "model.rope_scaling") != 0 || key->type == KEY_CHOICE) continue;
+    if (!key_inside(key, ROPE) || key->type == KEY_CHOICE) continue;
     if (!rope_uses(type, key))
       memset((char *)config + key->offset, 0, key->size);
     else if (key_equal(key, config, &none))
-      return keys_disagree(r, "%s is missing; %s \"%s\" needs it",
-                           key_name(r, key->section, key->name).text,
-                           key_name(r, key->section, "rope_type").text, rope_types[type]);
+      return error_set(r->err, "%s: %s is missing; %s \"%s\" needs it", r->where,
+                       key_shown(r, key->name), key_shown(r, ROPE ".rope_type"), rope_types[type]);
   }
   const double low = config->model.rope_scaling.low_freq_factor;
   const double high = config->model.rope_scaling.high_freq_factor;
   if (type != ROPE_LLAMA3 || high > low) return 0;
-  return key_conflict(r, key_name(r, "model.rope_scaling", "high_freq_factor").text, high,
-                      "be above", key_name(r, "model.rope_scaling", "low_freq_factor").text, low);
+  return key_conflict(r, ROPE ".high_freq_factor", high, "be above", ROPE ".low_freq_factor", low);
 }
 
 static int resolve_heads(KeyReader *r) {
   ModelConfig *model = &r->config->model;
-  const KeyName width = key_name(r, "model", "hidden_size"),
-                heads = key_name(r, "model", "num_attention_heads"),
-                kv_heads = key_name(r, "model", "num_key_value_heads"),
-                head_dim = key_name(r, "model", "head_dim");
+  const char *heads = "model.num_attention_heads";
   const int64_t D = model->hidden_size, H = model->num_attention_heads;
   int64_t *KV = &model->num_key_value_heads, *d = &model->head_dim;
   if (*KV == 0) *KV = H;
   if (H % *KV != 0)
-    return key_conflict(r, kv_heads.text, (double)*KV, "divide", heads.text, (double)H);
+    return key_conflict(r, "model.num_key_value_heads", (double)*KV, "divide", heads, (double)H);
   if (*d == 0 && D % H != 0) {
-    key_conflict(r, width.text, (double)D, "be a multiple of", heads.text, (double)H);
-    return error_append(r->err, ", unless %s is given", head_dim.text);
+    key_conflict(r, "model.hidden_size", (double)D, "be a multiple of", heads, (double)H);
+    return error_append(r->err, ", unless %s is given", key_shown(r, "model.head_dim"));
   }
   if (*d == 0) *d = D / H;
   if (*d % 2 == 0 && *d <= 1024) return 0;
-  return keys_disagree(r,
-                       "%s is %lld, but it must be even and at most 1024, because RoPE turns pairs "
-                       "(%s %lld, %s %lld)",
-                       head_dim.text, (long long)*d, width.text, (long long)D, heads.text,
-                       (long long)H);
+  return error_set(r->err,
+                   "%s: %s is %lld, but it must be even and at most 1024, because RoPE turns pairs "
+                   "(%s %lld, %s %lld)",
+                   r->where, key_shown(r, "model.head_dim"), (long long)*d,
+                   key_shown(r, "model.hidden_size"), (long long)D, key_shown(r, heads),
+                   (long long)H);
 }
 
 int model_resolve(KeyReader *r) {

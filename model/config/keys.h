@@ -24,8 +24,7 @@ enum {
 };
 
 typedef struct Key {
-  const char *section; // "train"; "model.rope_scaling" for the nested object
-  const char *name;
+  const char *name; // "train.steps", "model.rope_scaling.factor"
   KeyType type;
   size_t offset, size; // of the field in Config, bytes
   double min, max; // numbers: the range; KEY_TEXT, KEY_SOURCES: the least number of bytes, and 0
@@ -40,38 +39,34 @@ extern const Key config_keys[]; // at most MAX_KEYS; the last has no name
 extern const char *const config_sections[SECTION_COUNT];
 #define SECTIONS "model, data, train, optimizer, backend, output"
 
-// Who gave a key its value: nobody, the file, or the override of index given - GIVEN_TYPED.
-enum { GIVEN_NOWHERE, GIVEN_IN_FILE, GIVEN_TYPED };
+#define ROPE "model.rope_scaling"
 
-// Values on their way into a Config, with their origin for sentences.
+// Values on their way into a Config.
 typedef struct KeyReader {
   Config *config;
-  int given[MAX_KEYS];
-  int giver;              // of the value that is being read
-  char *const *overrides; // by their index
-  const char *where;      // a file's path, or "override 'train.steps=5'"
-  bool hugging_face;      // a config.json: keys are named without "model."
-  const char *rope;       // as the file spells it: rope_scaling, the default, or rope_parameters
-  PathText folder;        // that the user named for the model; "" where it was no folder
+  bool given[MAX_KEYS];
+  const char *where; // a file's path, or "override 'train.steps=5'"
+  bool hugging_face; // a config.json: messages name keys without "model."
+  PathText folder;   // that the user named for the model; "" where it was no folder
   bool folder_has_tokenizer;
   bool of_checkpoint; // keys that are unknown here are ignored
   Error *err;
 } KeyReader;
 
-const Key *key_find(const char *section, const char *name);
-bool key_given(const KeyReader *r, const char *section, const char *name);
+const Key *key_find(const char *name); // by its whole name; NULL: there is none
+bool key_given(const KeyReader *r, const char *name);
+// The key's name as the file that is read has it.
+const char *key_shown(const KeyReader *r, const char *name);
 // Sets the section and those inside it back to their values before any read.
 void keys_forget(KeyReader *r, const char *section);
 
 // Checks type and range and stores the value.
 int key_set(KeyReader *r, const Key *key, const cJSON *value);
 int key_set_json(KeyReader *r, const Key *key, const char *json);
-// The key that the user may have meant, or NULL: one of this very name in another section, else the
-// nearest name of this section, else of all.
-const Key *key_nearest(const char *section, const char *name);
+// The key that the user may have meant, of any section, or NULL.
+const Key *key_nearest(const char *name);
 // -1 and a message that names it and, if there is one, the nearest key.
-int key_unknown(KeyReader *r, const char *section, const char *name);
-int section_check(KeyReader *r, const char *name);
+int key_unknown(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.
 int keys_fill_defaults(KeyReader *r, bool model_only);
 
@@ -93,16 +88,12 @@ int model_read(KeyReader *r, const cJSON *object);
 // The same of a whole config.json (r->hugging_face); frees the tree. NULL fails: its maker said
 // why.
 int model_read_tree(KeyReader *r, cJSON *tree);
-// Reads the value of rope_scaling (or rope_parameters: r->rope), and forgets earlier values.
+// Reads the value of rope_scaling, which transformers 5 calls rope_parameters.
 int model_read_rope(KeyReader *r, const cJSON *value);
 
-// ---- Keys against each other: each fills in those that follow from others, then checks.
-// Of the model alone.
+// ---- Keys against each other
+// Fills in the model's keys that follow from others, then checks them.
 int model_resolve(KeyReader *r);
-// -1, and a message about several keys, "train.steps" each. It begins with the override of one of
-// them, the last one that was typed, else with the file.
-int keys_disagree(const KeyReader *r, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-// The usual one: "KEY is VALUE, but it must be at most OTHER, which is LIMIT".
-int key_conflict(const KeyReader *r, const char *key, double value, const char *must,
+// "KEY is VALUE, but it must be at most OTHER, which is LIMIT".
+int key_conflict(const KeyReader *r, const char *name, double value, const char *must,
                  const char *other, double limit);

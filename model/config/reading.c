@@ -38,10 +38,10 @@ static int read_model_file(KeyReader *r, const char *config_name, const char *pa
   const char *where = r->where;
   ModelFile file = {.path = find_model_path(config_name, path)};
   if (!path_exists(file.path.text))
-    return error_set(r->err, "%s: model: there is no '%s'%s", where, path,
-                     r->giver == GIVEN_IN_FILE
-                         ? "; give model=FOLDER: a Hugging Face folder, a run or a checkpoint"
-                         : "");
+    return error_set(r->err,
+                     "%s: model: there is no '%s'; give model=FOLDER: a Hugging Face folder, a run "
+                     "or a checkpoint",
+                     where, path);
   if (path_is_directory(file.path.text)) {
     r->folder = file.path;
     if (model_folder_read(r->folder.text, false, read_in_folder, &file, r->err) != 0)
@@ -71,10 +71,10 @@ static int read_model(KeyReader *r, const char *config_name, const cJSON *value)
                    r->where, json_shown(value).text);
 }
 
-static int set_path(KeyReader *r, const char *section, const char *name, const char *path) {
-  if (key_given(r, section, name)) return 0;
+static int set_path(KeyReader *r, const char *name, const char *path) {
+  if (key_given(r, name)) return 0;
   cJSON *value = cJSON_CreateString(path);
-  const int failed = key_set(r, key_find(section, name), value);
+  const int failed = key_set(r, key_find(name), value);
   cJSON_Delete(value);
   return failed;
 }
@@ -83,22 +83,27 @@ static int set_path(KeyReader *r, const char *section, const char *name, const c
 static int use_folder(KeyReader *r) {
   const char *folder = r->folder.text;
   if (!folder[0]) return 0;
-  if (set_path(r, "train", "init_from", folder)) return -1;
-  return r->folder_has_tokenizer ? set_path(r, "data", "tokenizer", folder) : 0;
+  if (set_path(r, "train.init_from", folder)) return -1;
+  return r->folder_has_tokenizer ? set_path(r, "data.tokenizer", folder) : 0;
 }
 
 // ---- The file
 
+static bool is_section(const char *name) {
+  for (int i = 0; i < SECTION_COUNT; i++)
+    if (strcmp(config_sections[i], name) == 0) return true;
+  return false;
+}
+
 static int read_section(KeyReader *r, const cJSON *section) {
-  const char *name = section->string;
   if (!cJSON_IsObject(section))
     return error_set(r->err, "%s: %s must be an object with keys, like {\"%s\": {...}}", r->where,
-                     name, name);
+                     section->string, section->string);
   for (const cJSON *item = section->child; item; item = item->next) {
-    const Key *key = key_find(name, item->string);
+    const PathText name = path_text("%s.%s", section->string, item->string);
+    const Key *key = key_find(name.text);
     if (!key && r->of_checkpoint) continue;
-    if (!key) return key_unknown(r, name, item->string);
-    if (key_set(r, key, item)) return -1;
+    if (key ? key_set(r, key, item) : key_unknown(r, name.text)) return -1;
   }
   return 0;
 }
@@ -108,8 +113,11 @@ static int read_tree(KeyReader *r, const cJSON *tree, bool skip_model) {
     return error_set(
         r->err, "%s: a configuration must be a JSON object with the sections " SECTIONS, r->where);
   for (const cJSON *section = tree->child; section; section = section->next) {
-    if (section_check(r, section->string)) return -1;
-    const bool model = strcmp(section->string, "model") == 0;
+    const char *name = section->string;
+    const bool model = strcmp(name, "model") == 0;
+    if (!is_section(name))
+      return error_set(r->err, "%s: %.80s is not a section; the sections are " SECTIONS, r->where,
+                       name);
     if (model && skip_model) continue;
     if (model ? read_model(r, r->where, section) : read_section(r, section)) return -1;
   }
@@ -134,19 +142,15 @@ static cJSON *override_value(KeyReader *r, const char *text, const Key *key) {
   return value;
 }
 
-static int set_override(KeyReader *r, const char *config_name, char *name, const char *text) {
-  char *dot = strrchr(name, '.');
-  const bool model = strcmp(name, "model") == 0, rope = strcmp(name, "model.rope_scaling") == 0;
-  if (dot && !rope) *dot = '\0';
-  const Key *key = dot && !rope ? key_find(name, dot + 1) : NULL;
-  if (!key && !model && !rope) {
-    if (dot) return key_unknown(r, name, dot + 1);
-    if (section_check(r, name)) return -1;
+static int set_override(KeyReader *r, const char *config_name, const char *name, const char *text) {
+  const bool model = strcmp(name, "model") == 0, rope = strcmp(name, ROPE) == 0;
+  const Key *key = key_find(name);
+  if (!key && is_section(name) && !model)
     return error_set(r->err, "%s: %s is a section; write %s.KEY=VALUE", r->where, name, name);
-  }
+  if (!key && !model && !rope) return key_unknown(r, name);
   cJSON *value = override_value(r, text, key);
   if (!value) return -1;
-  if (rope) r->rope = "rope_scaling";
+  if (rope) keys_forget(r, ROPE);
   const int failed = model  ? read_model(r, config_name, value)
                      : rope ? model_read_rope(r, value)
                             : key_set(r, key, value);
@@ -156,28 +160,21 @@ static int set_override(KeyReader *r, const char *config_name, char *name, const
 
 // "train.steps", "--train.steps=5", "--lr": what was meant is a key.
 static int no_override(KeyReader *r, const char *override) {
-  const char *text = override + strspn(override, "-"), *equals = strchr(text, '=');
-  const PathText name = path_text("%.*s", (int)strcspn(text, "="), text);
-  const char *dot = strrchr(name.text, '.'), *last = dot ? dot + 1 : name.text;
-  const PathText section = path_text("%.*s", dot ? (int)(dot - name.text) : 0, name.text);
-  const Key *exact = key_find(section.text, last),
-            *key = exact ? exact : key_nearest(section.text, last);
+  const char *name = override + strspn(override, "-");
+  const Key *near = key_nearest(path_text("%.*s", (int)strcspn(name, "="), name).text);
   error_set(r->err, "'%.200s' is not section.key=value", override);
-  if (!key) return error_append(r->err, "; see ./train --help-config");
-  return error_append(r->err, "; did you mean %s.%s=%.200s?", key->section, key->name,
-                      equals ? equals + 1 : "VALUE");
+  if (near) return error_append(r->err, "; did you mean %s=VALUE?", near->name);
+  return error_append(r->err, "; see ./train --help-config");
 }
 
 static int apply_override(KeyReader *r, const char *config_name, const char *override) {
   const char *equals = strchr(override, '=');
   if (!equals || override[0] == '-') return no_override(r, override);
-  char *name = xasprintf("%.*s", (int)(equals - override), override);
-  char *where = xasprintf("override '%.200s'", override);
-  r->where = where;
-  const int failed = set_override(r, config_name, name, equals + 1);
+  const PathText name = path_text("%.*s", (int)(equals - override), override),
+                 where = path_text("override '%.200s'", override);
+  r->where = where.text;
+  const int failed = set_override(r, config_name, name.text, equals + 1);
   r->where = config_name;
-  free(where);
-  free(name);
   return failed;
 }
 
@@ -193,20 +190,20 @@ static int check_shape(KeyReader *r) {
     return error_append(r->err, "; set train.sequence_length=%lld", (long long)positions);
   }
   if (B > MAX_TOKENS / T)
-    return keys_disagree(r,
-                         "train.batch_size %lld x train.sequence_length %lld is more than %d "
-                         "tokens; use a smaller batch and train.gradient_accumulation",
-                         (long long)B, (long long)T, MAX_TOKENS);
+    return error_set(r->err,
+                     "%s: train.batch_size %lld x train.sequence_length %lld is more than %d "
+                     "tokens; use a smaller batch and train.gradient_accumulation",
+                     r->where, (long long)B, (long long)T, MAX_TOKENS);
   if (chunks > 0 && B * T % chunks != 0)
     return key_conflict(r, "train.loss_chunks", (double)chunks, "divide",
                         "train.batch_size x train.sequence_length", (double)(B * T));
   const double tokens =
       (double)c->train.steps * (double)c->train.gradient_accumulation * (double)B * (double)T;
   if (tokens <= (double)JSON_MAX_INTEGER) return 0;
-  return keys_disagree(r,
-                       "train.steps x train.gradient_accumulation x train.batch_size x "
-                       "train.sequence_length is %g tokens, but the most is %g",
-                       tokens, (double)JSON_MAX_INTEGER);
+  return error_set(r->err,
+                   "%s: train.steps x train.gradient_accumulation x train.batch_size x "
+                   "train.sequence_length is %g tokens, but the most is %g",
+                   r->where, tokens, (double)JSON_MAX_INTEGER);
 }
 
 // The sizes that FP8 products sum over: a weight gradient's are the tokens of a call.
@@ -229,11 +226,11 @@ static int check_precision(KeyReader *r) {
   const Precision precision = c->backend.precision;
   for (size_t i = 0; precision != PRECISION_BF16 && i < sizeof sizes / sizeof *sizes; i++)
     if (sizes[i].value % FP8_GROUP != 0)
-      return keys_disagree(r,
-                           "%s is %lld, but with backend.precision \"%s\" it must be a multiple of "
-                           "%d; change it, or take \"bf16\"",
-                           sizes[i].name, (long long)sizes[i].value, precision_name(precision),
-                           FP8_GROUP);
+      return error_set(r->err,
+                       "%s: %s is %lld, but with backend.precision \"%s\" it must be a multiple "
+                       "of %d; change it, or take \"bf16\"",
+                       r->where, sizes[i].name, (long long)sizes[i].value,
+                       precision_name(precision), FP8_GROUP);
   return 0;
 }
 
@@ -247,9 +244,10 @@ static int check_steps(KeyReader *r) {
     return key_conflict(r, "optimizer.min_learning_rate", o->min_learning_rate, at_most,
                         "optimizer.learning_rate", o->learning_rate);
   if (o->schedule == SCHEDULE_WSD && o->decay_steps == 0)
-    return keys_disagree(r,
-                         "optimizer.decay_steps is 0, but optimizer.schedule \"wsd\" needs it: the "
-                         "last steps, in which the rate falls");
+    return error_set(r->err,
+                     "%s: optimizer.decay_steps is 0, but optimizer.schedule \"wsd\" needs it: the "
+                     "last steps, in which the rate falls",
+                     r->where);
   if (c->output.profile_steps > 0 && profile_end > steps)
     return key_conflict(r, "the last profiled step (9 + output.profile_steps)", (double)profile_end,
                         at_most, "train.steps", (double)steps);
@@ -287,22 +285,16 @@ static int read_config(Config *config, const char *name, cJSON *tree, bool of_ch
                        int override_count, char *const *overrides, Error *err) {
   if (!tree) return -1;
   memset(config, 0, sizeof *config); // padding too: configurations are compared as bytes
-  KeyReader r = {.config = config,
-                 .giver = GIVEN_IN_FILE,
-                 .overrides = overrides,
-                 .where = name,
-                 .of_checkpoint = of_checkpoint,
-                 .err = err};
+  KeyReader r = {.config = config, .where = name, .of_checkpoint = of_checkpoint, .err = err};
+  const PathText whole = path_text("%s%s", name, override_count ? " with the overrides" : "");
   bool model_replaced = false;
   for (int i = 0; i < override_count; i++)
     if (strncmp(overrides[i], "model=", 6) == 0) model_replaced = true;
   int failed = read_tree(&r, tree, model_replaced);
   cJSON_Delete(tree);
-  for (int i = 0; i < override_count && !failed; i++) {
-    r.giver = GIVEN_TYPED + i;
+  for (int i = 0; i < override_count && !failed; i++)
     failed = apply_override(&r, name, overrides[i]);
-  }
-  r.giver = GIVEN_IN_FILE;
+  r.where = whole.text;
   if (failed || use_folder(&r) || keys_fill_defaults(&r, false)) return -1;
   return config_resolve(&r);
 }
@@ -340,36 +332,33 @@ char *config_json(const Config *config) {
   return w.text;
 }
 
-// -1 where there are any, and the sentence: `problem`, and then both values of each key.
-static int list_differences(const Config *saved, const Config *now, const char *problem,
-                            Error *err) {
-  int differences = 0;
+// "train.steps 40 -> 80, optimizer.eps 1e-08 -> 1e-06", or "", in fresh memory: of the keys that
+// have one of `flags`, or (without) do not have it.
+static char *differences(const Config *saved, const Config *now, unsigned flags, bool without) {
+  char *all = xstrdup("");
   for (const Key *key = config_keys; key->name; key++) {
-    if (!(key->flags & KEY_SHAPES_RUN) || key_equal(key, saved, now)) continue;
-    if (differences++ == 0)
-      error_set(err, "%s", problem);
-    else
-      error_append(err, "; ");
-    char *was = key_text(key, saved), *is = key_text(key, now);
-    error_append(err, "%s.%s was %s and is %s", key->section, key->name, was, is);
-    free(was);
-    free(is);
-  }
-  return differences ? -1 : 0;
-}
-
-char *config_changes(const Config *saved, const Config *now) {
-  char *changes = xstrdup("");
-  for (const Key *key = config_keys; key->name; key++) {
-    if ((key->flags & KEY_OF_PROCESS) || key_equal(key, saved, now)) continue;
-    char *was = key_text(key, saved), *is = key_text(key, now), *before = changes;
-    changes = xasprintf("%s%s%s.%s %s -> %s", before, *before ? ", " : "", key->section, key->name,
-                        was, is);
+    if (!(key->flags & flags) != without || key_equal(key, saved, now)) continue;
+    char *was = key_text(key, saved), *is = key_text(key, now), *before = all;
+    all = xasprintf("%s%s%s %s -> %s", before, *before ? ", " : "", key->name, was, is);
     free(before);
     free(was);
     free(is);
   }
-  return changes;
+  return all;
+}
+
+// -1 where keys that shape the run differ: the problem, then both values of each key.
+static int refuse_differences(const Config *saved, const Config *now, const char *problem,
+                              Error *err) {
+  char *shaping = differences(saved, now, KEY_SHAPES_RUN, false);
+  const bool differ = shaping[0] != '\0';
+  if (differ) error_set(err, "%s: %s", problem, shaping);
+  free(shaping);
+  return differ ? -1 : 0;
+}
+
+char *config_changes(const Config *saved, const Config *now) {
+  return differences(saved, now, KEY_OF_PROCESS, true);
 }
 
 static bool same_tensors(const ModelConfig *a, const ModelConfig *b) {
@@ -384,13 +373,13 @@ static bool same_tensors(const ModelConfig *a, const ModelConfig *b) {
 int config_compare(const Config *saved, const Config *now, Error *err) {
   const bool fits = same_tensors(&saved->model, &now->model);
   if (fits && now->train.resume_allow_changes) return 0;
-  return list_differences(saved, now,
-                          fits
-                              ? "the configuration is not the one of the saved run (restore it, or "
-                                "set train.resume_allow_changes=true): "
-                              : "its weights do not fit this model (restore its keys, or begin a "
-                                "new run in another output.dir): ",
-                          err);
+  return refuse_differences(
+      saved, now,
+      fits ? "the configuration is not the one of the saved run (restore it, or set "
+             "train.resume_allow_changes=true)"
+           : "its weights do not fit this model (restore its keys, or begin a new run in another "
+             "output.dir)",
+      err);
 }
 
 int model_config_check(const ModelConfig *model, const char *folder, Error *err) {
@@ -404,10 +393,8 @@ int model_config_check(const ModelConfig *model, const char *folder, Error *err)
   theirs.model.initializer_range = ours.model.initializer_range;
   if (ours.model.max_position_embeddings > theirs.model.max_position_embeddings)
     theirs.model.max_position_embeddings = ours.model.max_position_embeddings;
-  char *problem = xasprintf("the weights in '%.1000s' belong to another model (\"model\": "
-                            "\"FOLDER\" takes it from there): ",
-                            folder);
-  const int differ = list_differences(&theirs, &ours, problem, err);
-  free(problem);
-  return differ;
+  const PathText problem = path_text("the weights in '%.1000s' belong to another model (\"model\": "
+                                     "\"FOLDER\" takes it from there)",
+                                     folder);
+  return refuse_differences(&theirs, &ours, problem.text, err);
 }

@@ -31,7 +31,7 @@ half_of mask half
 train_into half "${sets[@]}" train.resume=auto
 check packed_windows_resume_in_the_same_bits "$(said)" same_bits "$folder/mask" "$folder/half"
 train_into half "${sets[@]}" train.resume=auto data.documents=join
-check joined_windows_are_another_run "$(said)" grep_said 'data.documents was "mask" and is "join"'
+check joined_windows_are_another_run "$(said)" grep_said 'data.documents "mask" -> "join"'
 train_into join "${sets[@]}" data.documents=join
 check join_says_nothing_of_documents "$(said)" grep_said '^data [^;]*$'
 mkdir "$folder/old" && cp "$folder"/words/*.bin "$folder/old"

@@ -61,8 +61,8 @@ check bf16_halves_the_model "$(ls -l "$folder"/*/latest/model.safetensors)" test
   "$(($(stat -c %s "$base/model.safetensors") * 6 / 10))"
 
 # ---- Refused
-refuses another_rope_theta_is_refused 'model.rope_theta was 700000.0 and is 500000.0' "$config" "train.init_from=$base"
-refuses a_shorter_context_is_refused 'max_position_embeddings was 32 and is 16' "$folder/go_on.json" \
+refuses another_rope_theta_is_refused 'model.rope_theta 700000.0 -> 500000.0' "$config" "train.init_from=$base"
+refuses a_shorter_context_is_refused 'max_position_embeddings 32 -> 16' "$folder/go_on.json" \
   model.max_position_embeddings=16 train.sequence_length=16
 must "$TRAIN" "$folder/go_on.json" "output.dir=$folder/longer" model.max_position_embeddings=64 train.steps=1 \
   optimizer.warmup_steps=0

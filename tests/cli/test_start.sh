@@ -96,7 +96,7 @@ finished() {
 }
 finished a_finished_run_says_so_in_one_line "nothing to do: the run is done, at step 40 of 40; the model: $folder/new/step-00000040;"
 finished a_run_beyond_its_end_says_so_in_one_line 'nothing to train: the run is at step 40 already, beyond train.steps=30;' train.steps=30
-refuses a_finished_run_is_refused_with_another_batch 'train.batch_size was 2 and is 1' "$config" "output.dir=$folder/new" \
+refuses a_finished_run_is_refused_with_another_batch 'train.batch_size 2 -> 1' "$config" "output.dir=$folder/new" \
   train.steps=40 train.resume=auto train.batch_size=1
 # What a signal kept from the end is made up for: there is no record that the run is done.
 sed -i '/"stop"/d' "$folder/new/log.jsonl"
