@@ -174,9 +174,8 @@ typedef struct Checkpoint {
 // that are finite, no exp_avg_sq below 0, and possible FP8 scales.
 int checkpoint_open_folder(void *checkpoint, const char *folder, const FileSums *sums, Error *err);
 void checkpoint_close(Checkpoint *c); // zeros are fine
-// The first of run_checkpoints that is complete, by the names of files alone, without a word; "":
-// none. path has PATH_CHARS bytes. -1: one before it may not be read.
-int checkpoint_find(const char *run_dir, char *path, Error *err);
+// 1 if the folder of a run has a checkpoint, complete or not; 0 if not, or if it is not there.
+int checkpoint_exists(const char *run_dir, Error *err);
 
 // Reads run.json / state.json of a checkpoint folder.
 int checkpoint_read_config(const char *path, Config *config, Error *err);

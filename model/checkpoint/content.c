@@ -12,46 +12,27 @@
 #include "base/os.h"
 #include "model/checkpoint/files.h"
 
-typedef struct Piece {
-  SafeFile *file;
-  size_t first, portions;   // of the file
-  uint64_t checksum, *sums; // of the whole; [of the file's portions] to be filled in
-  int next;                 // of the file's tensors, the first that was not tested to its end
-  const SafeTensor *bad;    // the first with an impossible value; NULL: there is none
-  bool failed;
-  Error error; // of reading
-} Piece;
-
-// Whether one of [count] values is not finite or (unsigned_) below 0. An exponent of ones carries
-// into the sign's place when its last bit is added.
+// Whether one of [count] values is not finite or (unsigned_) below 0.
 static bool bad_f32(const unsigned char *at, size_t count, bool unsigned_) {
-  uint32_t carries = 0, signs = 0;
+  const uint32_t most = unsigned_ ? 0x80000000u : UINT32_MAX; // -0 is not below 0
+  uint32_t bad = 0;
   for (size_t i = 0; i < count; i++) {
     uint32_t bits; // the data of a file need not be aligned
     memcpy(&bits, at + 4 * i, 4);
-    carries |= (bits & 0x7f800000u) + 0x00800000u;
-    signs |= bits;
+    bad |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u) | (uint32_t)(bits > most);
   }
-  if (carries >> 31) return true;
-  if (!unsigned_ || signs >> 31 == 0) return false;
-  for (size_t i = 0; i < count; i++) {
-    float value;
-    memcpy(&value, at + 4 * i, 4);
-    if (value < 0) return true;
-  }
-  return false;
+  return bad != 0;
 }
 
 // BF16 or F16, whose bits of the exponent these are.
 static bool bad_half(const unsigned char *at, size_t count, uint16_t exponent) {
-  uint32_t carries = 0;
-  const uint32_t lowest = exponent & (~exponent + 1u); // its last bit
+  uint16_t bad = 0;
   for (size_t i = 0; i < count; i++) {
     uint16_t bits;
     memcpy(&bits, at + 2 * i, 2);
-    carries |= (uint32_t)(bits & exponent) + lowest;
+    bad |= (uint16_t)((bits & exponent) == exponent);
   }
-  return (carries & 0x8000u) != 0;
+  return bad != 0;
 }
 
 // FP8 scalings: scales are positive, or 0 before the first use, which writes a history of largest
@@ -78,7 +59,7 @@ static int bad_scalings(const SafeFile *file, const SafeTensor *t, bool *bad, Er
 }
 
 bool is_scaling(const SafeTensor *t) {
-  return name_ends_with(t->name, SCALINGS) || strstr(t->name, SCALINGS ".");
+  return name_ends_with(t->name, ".scalings") || strstr(t->name, ".scalings.");
 }
 
 bool is_state(const SafeTensor *t, ParamState state) {
@@ -101,58 +82,58 @@ static bool bad_part(const SafeFile *file, const SafeTensor *t, const unsigned c
   return bad_half(from, (size_t)part.count, t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
 }
 
-static void test_values(Piece *piece, const unsigned char *portion, uint64_t at, uint64_t end) {
-  const SafeFile *file = piece->file;
-  for (; piece->next < file->count; piece->next++) {
-    const SafeTensor *t = &file->tensors[piece->next];
-    if (file->start + t->begin >= end) return;
-    if (!piece->bad && is_tested(t) && bad_part(file, t, portion, at, end)) piece->bad = t;
-    if (file->start + t->end > end) return;
-  }
+// The first tensor with an impossible value in the portion, which is bytes [at, end) of the file.
+static const SafeTensor *bad_tensor(const SafeFile *file, const unsigned char *portion, uint64_t at,
+                                    uint64_t end) {
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++)
+    if (file->start + t->begin < end && file->start + t->end > at && is_tested(t) &&
+        bad_part(file, t, portion, at, end))
+      return t;
+  return NULL;
 }
 
-// Its portions one after the other, each into `room`.
-static void check_piece(Piece *piece, unsigned char *room) {
+enum { PORTIONS = CHECKSUM_PIECE / SAFE_PORTION }; // of a piece
+
+// Reads a piece of the file, portion by portion into `room`: its checksum and the portions' sums.
+static int check_piece(const SafeFile *file, size_t piece, unsigned char *room, uint64_t *sums,
+                       uint64_t *checksum, const SafeTensor **bad, Error *err) {
+  const size_t first = piece * PORTIONS, all = safetensors_portions(file);
   XXH3_state_t *hash = checksum_state();
-  SafeFile *file = piece->file;
-  for (size_t i = piece->first; i < piece->first + piece->portions && !piece->failed; i++) {
+  int status = 0;
+  for (size_t i = first; i < all && i < first + PORTIONS && status == 0; i++) {
     const uint64_t at = (uint64_t)i * SAFE_PORTION, left = file->bytes - at;
     const size_t bytes = left < SAFE_PORTION ? (size_t)left : SAFE_PORTION;
-    piece->failed = safetensors_read(file, i, room, &piece->error) != 0;
-    if (piece->failed) break;
+    status = safetensors_read(file, i, room, err);
+    if (status != 0) break;
     XXH3_64bits_update(hash, room, bytes);
-    piece->sums[i] = XXH3_64bits(room, bytes);
-    test_values(piece, room, at, at + bytes);
+    sums[i] = XXH3_64bits(room, bytes);
+    if (!*bad) *bad = bad_tensor(file, room, at, at + bytes);
   }
-  piece->checksum = XXH3_64bits_digest(hash);
+  *checksum = XXH3_64bits_digest(hash);
   XXH3_freeState(hash);
+  return status;
 }
 
-static int refuse_value(const Piece *piece, Error *err) {
-  return error_set(err, "'%s': the tensor '%.200s' has a value that is not finite%s",
-                   piece->file->path, piece->bad->name,
-                   is_state(piece->bad, STATE_v) ? ", or below 0" : "");
-}
-
-// pieces[count]: those of the file.
-static int check_file(SafeFile *file, const Piece *pieces, size_t count, const FileSums *sums,
-                      Error *err) {
-  const char *slash = strrchr(file->path, '/');
-  const FileSum *saved = sums_find(sums, slash ? slash + 1 : file->path);
-  if (sums->count > 0 && !saved)
-    return error_set(err, "'%s' is not among the files of " CHECKSUMS_FILE, file->path);
-  for (size_t i = 0; i < count; i++)
-    if (pieces[i].failed) {
-      *err = pieces[i].error;
-      return -1;
+// checksums [pieces]; bad: the first tensor with an impossible value, or NULL.
+static int read_pieces(const SafeFile *file, size_t pieces, unsigned char *rooms, uint64_t *sums,
+                       uint64_t *checksums, const SafeTensor **bad, Error *err) {
+  int status = 0;
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < pieces; i++) {
+    Error why;
+    const SafeTensor *found = NULL;
+    unsigned char *room = rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM;
+    const int failed = check_piece(file, i, room, sums, &checksums[i], &found, &why);
+#pragma omp critical
+    {
+      if (failed != 0) status = -1, *err = why;
+      if (found && (!*bad || found < *bad)) *bad = found;
     }
-  uint64_t *checksums = xcalloc(count, sizeof *checksums);
-  for (size_t i = 0; i < count; i++) checksums[i] = pieces[i].checksum;
-  const uint64_t checksum = checksum_of_pieces(checksums, count);
-  free(checksums);
-  if (saved && sums_compare(saved, file->path, file->bytes, checksum, err) != 0) return -1;
-  for (size_t i = 0; i < count; i++)
-    if (pieces[i].bad) return refuse_value(&pieces[i], err);
+  }
+  return status;
+}
+
+static int check_scalings(const SafeFile *file, Error *err) {
   for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
     bool bad = false;
     if (is_scaling(t) && bad_scalings(file, t, &bad, err) != 0) return -1;
@@ -163,26 +144,26 @@ static int check_file(SafeFile *file, const Piece *pieces, size_t count, const F
   return 0;
 }
 
-static int read_and_check(SafeFile *file, const FileSums *sums, unsigned char *rooms, Error *err) {
-  enum { EACH = CHECKSUM_PIECE / SAFE_PORTION };
-  const size_t portions = safetensors_portions(file),
-               count = (file->bytes + CHECKSUM_PIECE - 1) / CHECKSUM_PIECE;
-  Piece *pieces = xcalloc(count, sizeof *pieces);
-  uint64_t *found = xcalloc(portions, sizeof *found);
+static int check_file(SafeFile *file, const FileSums *sums, unsigned char *rooms, Error *err) {
+  const size_t pieces = (file->bytes + CHECKSUM_PIECE - 1) / CHECKSUM_PIECE;
+  const FileSum *saved = sums_find(sums, strrchr(file->path, '/') + 1);
+  const SafeTensor *bad = NULL;
+  if (sums->count > 0 && !saved)
+    return error_set(err, "'%s' is not among the files of " CHECKSUMS_FILE, file->path);
   free(file->sums);
-  file->sums = NULL;
-  for (size_t i = 0, at = 0; i < count; i++, at += EACH)
-    pieces[i] = (Piece){.file = file,
-                        .first = at,
-                        .portions = portions - at < EACH ? portions - at : EACH,
-                        .sums = found};
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < count; i++)
-    check_piece(&pieces[i], rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM);
+  file->sums = NULL; // what is read now is not compared with them
+  uint64_t *checksums = xcalloc(pieces, sizeof *checksums),
+           *found = xcalloc(safetensors_portions(file), sizeof *found);
+  int status = read_pieces(file, pieces, rooms, found, checksums, &bad, err);
   file->sums = found;
-  const int status = check_file(file, pieces, count, sums, err);
-  free(pieces);
-  return status;
+  if (status == 0 && saved)
+    status =
+        sums_compare(saved, file->path, file->bytes, checksum_of_pieces(checksums, pieces), err);
+  free(checksums);
+  if (status == 0 && bad)
+    return error_set(err, "'%s': the tensor '%.200s' has a value that is not finite%s", file->path,
+                     bad->name, is_state(bad, STATE_v) ? ", or below 0" : "");
+  return status == 0 ? check_scalings(file, err) : -1;
 }
 
 int content_check(SafeFile *files, int count, const FileSums *sums, Error *err) {
@@ -190,8 +171,7 @@ int content_check(SafeFile *files, int count, const FileSums *sums, Error *err) 
   unsigned char *rooms = xmalloc((size_t)threads * CONTENT_ROOM);
   int status = 0;
   thread_team(threads);
-  for (int i = 0; i < count && status == 0; i++)
-    status = read_and_check(&files[i], sums, rooms, err);
+  for (int i = 0; i < count && status == 0; i++) status = check_file(&files[i], sums, rooms, err);
   free(rooms);
   return status;
 }
@@ -247,22 +227,17 @@ int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *room
   return status;
 }
 
-// Bytes [at, at + bytes) of the file.
-static int copy_bytes(const SafeFile *file, uint64_t at, size_t bytes, unsigned char *to,
-                      unsigned char *room, Error *err) {
-  for (size_t done = 0, n; done < bytes; done += n) {
+int content_read(const SafeFile *file, const SafeTensor *t, uint64_t at, size_t bytes, void *to,
+                 Error *err) {
+  unsigned char *room = xmalloc(SAFE_PORTION + SAFE_SLACK);
+  int status = 0;
+  at += file->start + t->begin;
+  for (size_t done = 0, n; done < bytes && status == 0; done += n) {
     const size_t offset = (size_t)((at + done) % SAFE_PORTION), left = bytes - done;
     n = SAFE_PORTION - offset < left ? SAFE_PORTION - offset : left;
-    if (safetensors_read(file, (size_t)((at + done) / SAFE_PORTION), room, err) != 0) return -1;
-    memcpy(to + done, room + offset, n);
+    status = safetensors_read(file, (size_t)((at + done) / SAFE_PORTION), room, err);
+    if (status == 0) memcpy((char *)to + done, room + offset, n);
   }
-  return 0;
-}
-
-int content_read(const SafeFile *file, const SafeTensor *t, size_t at, size_t bytes, void *to,
-                 Error *err) {
-  unsigned char *room = xmalloc(CONTENT_ROOM);
-  const int status = copy_bytes(file, file->start + t->begin + at, bytes, to, room, err);
   free(room);
   return status;
 }
@@ -271,17 +246,15 @@ int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, con
                   bool *equal, Error *err) {
   enum { EACH = 1 << 20 };
   const uint64_t bytes = s->end - s->begin;
-  unsigned char *room = xmalloc(CONTENT_ROOM + 2 * EACH), *x = room + CONTENT_ROOM, *y = x + EACH;
+  unsigned char *x = xmalloc(2 * EACH), *y = x + EACH;
   int status = 0;
   *equal = s->dtype == t->dtype && bytes == t->end - t->begin;
   for (uint64_t at = 0; at < bytes && *equal && status == 0; at += EACH) {
     const size_t n = bytes - at < EACH ? (size_t)(bytes - at) : EACH;
-    status = copy_bytes(a, a->start + s->begin + at, n, x, room, err) ||
-                     copy_bytes(b, b->start + t->begin + at, n, y, room, err)
-                 ? -1
-                 : 0;
+    status = content_read(a, s, at, n, x, err);
+    if (status == 0) status = content_read(b, t, at, n, y, err);
     *equal = status == 0 && memcmp(x, y, n) == 0;
   }
-  free(room);
+  free(x);
   return status;
 }

@@ -9,10 +9,9 @@
 #include "model/tensors.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"
-// Behind the name of a precision, in optimizer.safetensors: "fp8.scalings.NAME", for each
-// scaling_name, is a ScalingState. Older versions wrote one tensor, "fp8.scalings", a row each by
-// position.
-#define SCALINGS ".scalings"
+// "fp8.scalings.NAME" in optimizer.safetensors, for each scaling_name, is a ScalingState. Older
+// versions wrote one tensor, "fp8.scalings", a row each by position.
+#define SCALINGS "fp8.scalings"
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- export.c
@@ -40,9 +39,9 @@ int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *room
                   void (*visit)(void *context, const unsigned char *from, ContentPart part),
                   void *context, Error *err);
 // Bytes [at, at + bytes) of a small tensor.
-int content_read(const SafeFile *file, const SafeTensor *t, size_t at, size_t bytes, void *to,
+int content_read(const SafeFile *file, const SafeTensor *t, uint64_t at, size_t bytes, void *to,
                  Error *err);
-bool is_scaling(const SafeTensor *t); // one of FP8, or all of them
+bool is_scaling(const SafeTensor *t); // one, or all of them; also of older versions' precisions
 // Whether this is the name of that saved state of a parameter.
 bool is_state(const SafeTensor *t, ParamState state);
 // Whether two tensors have the same dtype and bytes.
@@ -53,10 +52,6 @@ int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, con
 // 0 if the folder has every file of a checkpoint (optimizer.safetensors, unless it is the model
 // alone) and its state can be read, else -1 and the reason.
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
-// Copies `found` into path[PATH_CHARS]; -1 and a sentence where it is too long.
-int give_path(char *path, const char *found, Error *err);
-// -1 and a sentence: the folder has no weights in safetensors; it names the weights that are there.
-int no_weights(const char *folder, Error *err);
 
 // ---- state.c
 // The text of state.json, in fresh memory.

@@ -1,16 +1,15 @@
-// Which checkpoint of a run is complete, by the names of files alone; and opening and checking one,
-// or any folder of weights.
-#include <errno.h>
-#include <fcntl.h>
+// Whether a checkpoint is complete, by the names of files alone; and opening and checking one, or any
+// folder of weights.
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
 
-int no_weights(const char *folder, Error *err) {
+// It has none in safetensors: names the weights that are there.
+static int no_weights(const char *folder, Error *err) {
   if (!has_file(folder, "pytorch_model.bin") && !has_file(folder, "pytorch_model.bin.index.json"))
     return error_set(err, "'%s' has no weights: neither %s nor %s is there", folder, WEIGHTS_FILE,
                      WEIGHTS_INDEX_FILE);
@@ -43,39 +42,11 @@ int checkpoint_complete(const char *path, TrainState *state, Error *err) {
   return error_set(err, "'%s' has no %s", path, OPTIMIZER_FILE);
 }
 
-// A resume needs the moments.
-static int check_moments(const char *folder, const TrainState *state, Error *err) {
-  if (!state->model_alone) return 0;
-  return error_set(err,
-                   "no run resumes from '%s': it is the model alone, without the optimizer's "
-                   "moments, as output.save_optimizer=false asked; train.init_from starts a run "
-                   "from it",
-                   folder);
-}
-
-int give_path(char *path, const char *found, Error *err) {
-  if (strlen(found) >= PATH_CHARS)
-    return error_set(err, "the path '%s' is too long: at most %d bytes are allowed", found,
-                     PATH_CHARS - 1);
-  strcpy(path, found);
-  return 0;
-}
-
-int checkpoint_find(const char *run_dir, char *path, Error *err) {
+int checkpoint_exists(const char *run_dir, Error *err) {
   RunCheckpoints c;
-  TrainState state;
-  Error ignored;
-  int status = run_checkpoints(&c, run_dir, err);
-  path[0] = '\0';
-  for (int i = 0; i < c.count && status == 0 && !path[0]; i++) {
-    const char *at = c.list[i].path.text;
-    if (checkpoint_complete(at, &state, &ignored) == 0)
-      status = give_path(path, at, err);
-    else if (faccessat(AT_FDCWD, at, R_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES)
-      status = error_set(err, "cannot read the folder '%s': %s", at, strerror(errno));
-  }
+  const int status = run_checkpoints(&c, run_dir, err);
   free(c.list);
-  return status;
+  return status == 0 ? c.count > 0 : -1;
 }
 
 // ---- Opening: files of one step
@@ -129,19 +100,29 @@ static int open_weights(Checkpoint *c, StepNamed *named, Error *err) {
                    folder, WEIGHTS_FILE);
 }
 
+// What a resumed run alone reads, but for the moments.
+static int check_run_files(const char *folder, StepNamed *named, Error *err) {
+  TrainState state;
+  if (checkpoint_complete(folder, &state, err) != 0) return -1;
+  if (!state.model_alone)
+    return name_step(named, state.step, path_text("%s/" STATE_FILE, folder).text, err);
+  return error_set(err,
+                   "no run resumes from '%s': it is the model alone, without the optimizer's "
+                   "moments, as output.save_optimizer=false asked; train.init_from starts a run "
+                   "from it",
+                   folder);
+}
+
 static int open_and_check(Checkpoint *c, const FileSums *sums, Error *err) {
   const char *folder = c->path;
-  TrainState state;
   StepNamed named = {.step = -1};
   name_step(&named, step_in_name(folder), folder, err);
   if (sums->count > 0 &&
       name_step(&named, sums->step, path_text("%s/" CHECKSUMS_FILE, folder).text, err) != 0)
     return -1;
-  if (c->with_optimizer &&
-      (checkpoint_complete(folder, &state, err) != 0 || check_moments(folder, &state, err) != 0 ||
-       name_step(&named, state.step, path_text("%s/" STATE_FILE, folder).text, err) != 0))
+  if ((c->with_optimizer && check_run_files(folder, &named, err) != 0) ||
+      open_weights(c, &named, err) != 0)
     return -1;
-  if (open_weights(c, &named, err) != 0) return -1;
   c->weight_files = c->file_count;
   if (c->with_optimizer &&
       open_file(c, path_text("%s/" OPTIMIZER_FILE, folder).text, &named, err) != 0)
@@ -154,7 +135,12 @@ int checkpoint_open_folder(void *checkpoint, const char *folder, const FileSums 
   const bool with_optimizer = c->with_optimizer;
   checkpoint_close(c);
   *c = (Checkpoint){.with_optimizer = with_optimizer, .has_checksums = sums->count > 0};
-  if (give_path(c->path, folder, err) == 0 && open_and_check(c, sums, err) == 0) return 0;
+  snprintf(c->path, sizeof c->path, "%s", folder);
+  const int status = strlen(folder) < sizeof c->path
+                         ? open_and_check(c, sums, err)
+                         : error_set(err, "the path '%s' is too long: at most %d bytes are allowed",
+                                     folder, PATH_CHARS - 1);
+  if (status == 0) return 0;
   checkpoint_close(c);
   c->with_optimizer = with_optimizer;
   return -1;

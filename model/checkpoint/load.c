@@ -51,17 +51,13 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, Ten
   free(table);
 }
 
-static PathText scalings_name(void) {
-  return path_text("%s" SCALINGS, precision_name(PRECISION_FP8));
-}
-
 void tensor_list_add_scalings(TensorList *list, const ModelConfig *model) {
   list->scalings = scaling_count(model);
   const size_t all = (size_t)(list->count + list->scalings);
   list->tensors = xrealloc(list->tensors, all * sizeof *list->tensors);
   for (int i = 0; i < list->scalings; i++)
     list->tensors[list->count + i] =
-        (SafeTensor){.name = xasprintf("%s.%s", scalings_name().text, scaling_name(model, i).text),
+        (SafeTensor){.name = xasprintf(SCALINGS ".%s", scaling_name(model, i).text),
                      .dtype = SAFE_F32,
                      .rank = 1,
                      .shape = {SCALING_FLOATS}};
@@ -116,26 +112,23 @@ static int check_tensor(const Wanted *w, int i, Error *err) {
                    w->list.set == WEIGHTS ? "F32, BF16 or F16" : "F32");
 }
 
-// One of this precision must be a scaling of this model; those of others are of no interest.
-static int check_scalings(const Wanted *w, const SafeTensor *t, Error *err) {
+// It must be a scaling of this model, or all in one.
+static int check_scaling(const Wanted *w, const SafeTensor *t, Error *err) {
   const int count = w->list.scalings;
-  const SafeTensor *names = w->list.tensors + w->list.count;
-  const PathText all = scalings_name();
-  const size_t length = strlen(all.text);
-  if (strncmp(t->name, all.text, length) != 0) return 0;
-  const SafeTensor whole = {.rank = 2, .shape = {count, SCALING_FLOATS}},
-                   one = {.rank = 1, .shape = {SCALING_FLOATS}};
-  const ShapeText shape = safetensors_shape_text(t->name[length] ? &one : &whole);
-  if (t->dtype != SAFE_F32 || strcmp(safetensors_shape_text(t).text, shape.text) != 0)
-    return error_set(err,
-                     "'%s': the tensor '%.200s' has the shape %s, but this model's FP8 scalings "
-                     "have %s, F32",
-                     w->name.text, t->name, safetensors_shape_text(t).text, shape.text);
-  int i = t->name[length] ? 0 : count;
+  const SafeTensor *names = w->list.tensors + w->list.count,
+                   all = {.name = SCALINGS, .rank = 2, .shape = {count, SCALING_FLOATS}};
+  int i = 0;
   while (i < count && strcmp(t->name, names[i].name) != 0) i++;
-  if (i < count || !t->name[length]) return 0;
-  return error_set(err, "'%s' has the FP8 scaling '%.200s', for which this model has no place",
-                   w->name.text, t->name);
+  const SafeTensor *same = i < count ? &names[i] : &all;
+  if (strcmp(t->name, same->name) != 0)
+    return error_set(err, "'%s' has the FP8 scaling '%.200s', for which this model has no place",
+                     w->name.text, t->name);
+  const ShapeText shape = safetensors_shape_text(same), found = safetensors_shape_text(t);
+  if (t->dtype == SAFE_F32 && strcmp(found.text, shape.text) == 0) return 0;
+  return error_set(err,
+                   "'%s': the tensor '%.200s' has the shape %s, but this model's FP8 scalings have "
+                   "%s, F32",
+                   w->name.text, t->name, found.text, shape.text);
 }
 
 static const SafeFile *file_of(const Wanted *w, const SafeTensor *t) {
@@ -148,7 +141,8 @@ static const SafeFile *file_of(const Wanted *w, const SafeTensor *t) {
 static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
   if (name_ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
-  if (w->list.set != WEIGHTS && is_scaling(t)) return check_scalings(w, t, err);
+  if (w->list.set != WEIGHTS && is_scaling(t))
+    return strncmp(t->name, SCALINGS, strlen(SCALINGS)) == 0 ? check_scaling(w, t, err) : 0;
   if (find_tensor(w, t->name) != t)
     return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
   if (w->list.set != WEIGHTS || !w->model->tie_word_embeddings ||
@@ -220,10 +214,6 @@ int checkpoint_check(const Checkpoint *c, const ModelConfig *model, bool muon, E
 
 // ---- Into the model
 
-static bool is_part(const TensorList *list, int i, int param, ParamState state) {
-  return list->hf[i].param == param && list->states[i] == state;
-}
-
 typedef struct Packing {
   const Wanted *w;
   int i;         // tensor of the list
@@ -245,21 +235,19 @@ static void pack_part(void *packing, const unsigned char *from, ContentPart part
   }
 }
 
-// The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
-static int load_packed(const Wanted *w, const Llama *llama, int first, Packing *packing,
-                       Error *err) {
-  const ParamState state = w->list.states[first];
-  const int param = w->list.hf[first].param;
-  for (int i = 0; i < first; i++)
-    if (is_part(&w->list, i, param, state)) return 0; // loaded with its first part
-  for (int i = first; i < w->list.count; i++) {
+// A state of a parameter from all of its parts, if the list has it.
+static int load_state(const Wanted *w, const Llama *llama, int param, ParamState state,
+                      Packing *packing, Error *err) {
+  bool there = false;
+  for (int i = 0; i < w->list.count; i++) {
+    const SafeTensor *from = w->sources[i];
+    if (w->list.hf[i].param != param || w->list.states[i] != state) continue;
+    there = true;
     packing->i = i;
-    if (is_part(&w->list, i, param, state) &&
-        content_visit(file_of(w, w->sources[i]), w->sources[i], packing->rooms, pack_part, packing,
-                      err) != 0)
+    if (content_visit(file_of(w, from), from, packing->rooms, pack_part, packing, err) != 0)
       return -1;
   }
-  state_write(llama->be, &llama->tensors[param], state, packing->packed);
+  if (there) state_write(llama->be, &llama->tensors[param], state, packing->packed);
   return 0;
 }
 
@@ -269,47 +257,36 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
                      .packed = xmalloc(params_largest_bytes(&llama->config)),
                      .rooms = xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM)};
   int status = 0;
-  for (int i = 0; i < w->list.count && status == 0; i++)
-    status = load_packed(w, llama, i, &packing, err);
+  for (int i = 0; i < PARAM_STATES * llama->param_count && status == 0; i++)
+    status = load_state(w, llama, i / PARAM_STATES, (ParamState)(i % PARAM_STATES), &packing, err);
   free(packing.packed);
   free(packing.rooms);
   return status;
 }
 
-// The scaling of this name; where there is none, that of this position in the older form.
-static int read_scaling(const Wanted *w, int i, const SafeTensor *all, ScalingState *state,
-                        Error *err) {
-  const SafeTensor *found = find_tensor(w, w->list.tensors[w->list.count + i].name);
-  if (found) return content_read(file_of(w, found), found, 0, sizeof *state, state, err);
-  if (all)
-    return content_read(file_of(w, all), all, (size_t)i * sizeof *state, sizeof *state, state, err);
-  *state = (ScalingState){0};
-  return 0;
-}
-
-static bool has_scalings(const Wanted *w) {
-  const size_t length = strlen(scalings_name().text);
-  for (const SafeFile *file = w->files; file < w->files + w->count; file++)
-    for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++)
-      if (strncmp(t->name, scalings_name().text, length) == 0) return true;
-  return false;
-}
-
-// In fresh memory; NULL where there are none of this precision.
-static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **states, Error *err) {
+// In fresh memory; NULL where there are none. The older form is one tensor, by position.
+static int read_scalings(const Wanted *w, const ModelConfig *model, ScalingState **states,
+                         Error *err) {
   const int count = w->list.scalings;
-  const SafeTensor *all = find_tensor(w, scalings_name().text);
-  int status = 0;
-  *states = NULL;
-  if (!has_scalings(w)) return 0;
+  const SafeTensor *all = find_tensor(w, SCALINGS);
+  int status = 0, found = 0, missing = -1;
   *states = xcalloc((size_t)count, sizeof **states);
   for (int i = 0; i < count && status == 0; i++) {
-    status = read_scaling(w, i, all, &(*states)[i], err);
-    if (status == 0 && (*states)[i].scale == 0 && scaling_used(&llama->config, i))
-      status = error_set(err, "'%s': '%s' has a scale of 0 for the %s, or none", w->name.text,
-                         scalings_name().text, scaling_name(w->model, i).text);
+    const SafeTensor *one = find_tensor(w, w->list.tensors[w->list.count + i].name),
+                     *from = one ? one : all;
+    ScalingState *state = &(*states)[i];
+    const uint64_t at = one ? 0 : (uint64_t)i * sizeof *state;
+    found += from != NULL;
+    if (from) status = content_read(file_of(w, from), from, at, sizeof *state, state, err);
+    if (missing < 0 && state->scale == 0 && scaling_used(model, i)) missing = i;
   }
-  return status;
+  if (status == 0 && found > 0 && missing >= 0)
+    status = error_set(err, "'%s': '" SCALINGS "' has a scale of 0 for the %s, or none",
+                       w->name.text, scaling_name(model, missing).text);
+  if (found > 0) return status;
+  free(*states);
+  *states = NULL;
+  return 0;
 }
 
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
@@ -321,7 +298,7 @@ int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
     status =
         wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, muon, MOMENTS, err);
   if (status == 0 && with_optimizer && llama->spec.fp8)
-    status = read_scalings(&moments, llama, &scalings, err);
+    status = read_scalings(&moments, &llama->config, &scalings, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
     status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);

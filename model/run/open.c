@@ -110,11 +110,9 @@ static int open_model(Run *run, Error *err) {
 // Takes the lock of a folder that did not exist when its checkpoints were looked for.
 static int create_folder(Run *run, Error *err) {
   const char *dir = run->config.output.dir;
-  char existing[PATH_CHARS];
-  if (directory_create(dir, err) != 0 || run_lock(&run->saves.lock, dir, err) != 0 ||
-      checkpoint_find(dir, existing, err) != 0)
-    return -1;
-  if (existing[0] == '\0') return 0;
+  if (directory_create(dir, err) != 0 || run_lock(&run->saves.lock, dir, err) != 0) return -1;
+  const int existing = checkpoint_exists(dir, err);
+  if (existing <= 0) return existing;
   return error_set(err, "another process has trained in output.dir '%s' since this one started",
                    dir);
 }

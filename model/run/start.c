@@ -235,10 +235,10 @@ static int open_start(Run *run, Error *err) {
   const char *resume = c->train.resume, *init_from = c->train.init_from;
   const bool newest = strcmp(resume, "auto") == 0;
   Reading start = {.run = run};
-  char existing[PATH_CHARS];
   int status = 1; // no folder
-  if (checkpoint_find(c->output.dir, existing, err) != 0) return -1;
-  if (resume[0] == '\0' && existing[0] != '\0')
+  const int existing = checkpoint_exists(c->output.dir, err);
+  if (existing < 0) return -1;
+  if (resume[0] == '\0' && existing > 0)
     return error_set(err,
                      "output.dir '%s' already holds the checkpoints of a run; resume it by "
                      "train.resume=auto, or choose another output.dir",

@@ -120,6 +120,18 @@ int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const Tra
   return checkpoint_save(dir, &source, &run->config, export, state, err);
 }
 
+PathText tiny_newest(const char *run_dir) {
+  RunCheckpoints all;
+  TrainState state;
+  Error err = {""};
+  int i = 0;
+  must(run_checkpoints(&all, run_dir, &err), &err);
+  while (i < all.count && checkpoint_complete(all.list[i].path.text, &state, &err) != 0) i++;
+  const PathText newest = i < all.count ? all.list[i].path : path_text("%s", "");
+  free(all.list);
+  return newest;
+}
+
 int tiny_open(Checkpoint *c, const char *path, bool with_optimizer, Error *err) {
   *c = (Checkpoint){.with_optimizer = with_optimizer};
   return model_folder_read(path, with_optimizer, checkpoint_open_folder, c, err);

@@ -28,6 +28,8 @@ TrainState tiny_state(int64_t step, uint64_t version);
 int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const TrainState *state,
                   int64_t keep, Error *err);
 
+// The first of run_checkpoints that is complete; "": none.
+PathText tiny_newest(const char *run_dir);
 // Opens and checks the folder that the path stands for; and loads it.
 int tiny_open(Checkpoint *c, const char *path, bool with_optimizer, Error *err);
 int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err);

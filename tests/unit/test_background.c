@@ -77,11 +77,10 @@ static void must_end(BackgroundSave *save, int64_t step) {
 // Is what a run would go on from.
 static void expect_version(TinyTest *t, int64_t step, uint64_t version) {
   Error err = {""};
-  char path[PATH_CHARS];
   TrainState state;
-  must(checkpoint_find(t->dir, path, &err), &err);
-  must(checkpoint_read_state(path, &state, &err), &err);
-  must(tiny_load(path, &t->loaded->llama, true, &err), &err);
+  const PathText path = tiny_newest(t->dir);
+  must(checkpoint_read_state(path.text, &state, &err), &err);
+  must(tiny_load(path.text, &t->loaded->llama, true, &err), &err);
   assert_int_equal(state.step, step);
   assert_int_equal(tiny_test_differs(t, version), 0);
 }

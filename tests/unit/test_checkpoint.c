@@ -70,14 +70,13 @@ TEST(every_kind_is_loaded_bit_for_bit) {
     printf("# %s\n", kind->name);
     strcpy(t->run->config.train.resume, "auto");
     tiny_test_save(t, 7, 1, 1);
-    char path[PATH_CHARS];
-    must(checkpoint_find(t->dir, path, &err), &err);
-    must(tiny_load(path, &t->loaded->llama, true, &err), &err);
+    const PathText path = tiny_newest(t->dir);
+    must(tiny_load(path.text, &t->loaded->llama, true, &err), &err);
     assert_int_equal(tiny_test_differs(t, 1), 0);
     assert_int_equal(tiny_scalings.written, kind->fp8);
     assert_int_equal(t->loaded->be->calibrating, !kind->fp8);
-    check_config(t, path);
-    must(tiny_load(path, &t->loaded->llama, false, &err), &err);
+    check_config(t, path.text);
+    must(tiny_load(path.text, &t->loaded->llama, false, &err), &err);
     check_weights_alone(t, kind->dtype == SAVE_BF16);
     assert_int_equal(tiny_scalings.written, kind->fp8); // whoever has weights alone calibrates
     t->run->config.output.save_dtype = kind->dtype == SAVE_BF16 ? SAVE_FP32 : SAVE_BF16; // and back
@@ -135,16 +134,15 @@ TEST(weights_stand_in_hugging_faces_order) {
 TEST(a_model_alone_is_loaded_but_not_resumed) {
   TinyTest *t = tiny_test_open(untied);
   TrainState saved_state;
-  char path[PATH_CHARS];
   tiny_test_save(t, 6, 2, 2);
   t->run->config.output.save_optimizer = false;
   tiny_test_save(t, 7, 1, 2);
-  must(checkpoint_find(t->dir, path, &err), &err);
-  must(checkpoint_read_state(path, &saved_state, &err), &err);
+  const PathText path = tiny_newest(t->dir);
+  must(checkpoint_read_state(path.text, &saved_state, &err), &err);
   assert_true(saved_state.step == 7 && saved_state.model_alone);
-  expect_error(tiny_load(path, &t->loaded->llama, true, &err), &err,
+  expect_error(tiny_load(path.text, &t->loaded->llama, true, &err), &err,
                "without the optimizer's moments");
-  must(tiny_load(path, &t->loaded->llama, false, &err), &err);
+  must(tiny_load(path.text, &t->loaded->llama, false, &err), &err);
   check_weights_alone(t, false);
   must(tiny_load(t->dir, &t->loaded->llama, true, &err), &err); // passes it over: step 6 is whole
   assert_int_equal(tiny_run_differs(t->loaded, 2), 0);
@@ -153,17 +151,13 @@ TEST(a_model_alone_is_loaded_but_not_resumed) {
 // ---- Which folders
 
 static void expect_found(const TinyTest *t, const char *name) {
-  Error err = {""};
-  char path[PATH_CHARS];
-  must(checkpoint_find(t->dir, path, &err), &err);
-  assert_string_equal(path, name[0] ? tiny_test_path(t, name).text : "");
+  const PathText path = tiny_newest(t->dir);
+  assert_string_equal(path.text, name[0] ? tiny_test_path(t, name).text : "");
 }
 
 TEST(the_latest_checkpoint_is_found) {
-  char path[PATH_CHARS];
   TinyTest *t = tiny_test_open(tied);
-  must(checkpoint_find("/tmp/no/such/run", path, &err), &err);
-  assert_string_equal(path, "");
+  assert_string_equal(tiny_newest("/tmp/no/such/run").text, "");
   expect_found(t, "");
   expect_error(tiny_load(t->dir, &t->loaded->llama, true, &err), &err, "no weights");
   expect_error(tiny_load(t->dir, &t->loaded->llama, false, &err), &err, "neither a checkpoint");
@@ -246,10 +240,9 @@ TEST(every_state_is_read_back) {
   };
   for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
     TrainState back;
-    char path[PATH_CHARS];
     must(tiny_run_save(t->run, t->dir, NULL, &states[i], 9, &err), &err);
-    must(checkpoint_find(t->dir, path, &err), &err);
-    must(checkpoint_read_state(path, &back, &err), &err);
+    const PathText path = tiny_newest(t->dir);
+    must(checkpoint_read_state(path.text, &back, &err), &err);
     if (isnan(states[i].best_val_loss)) {
       assert_true(isnan(back.best_val_loss));
       back.best_val_loss = states[i].best_val_loss; // the bits of a NaN may differ

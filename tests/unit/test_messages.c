@@ -77,7 +77,7 @@ static int read_override(const char *name, char *text, size_t bytes, Error *err)
   (void)name, (void)bytes;
   Config config;
   const int status = config_parse(&config, "c.json", MINIMAL, 1, &text, err);
-  if (status != 0) assert_says(err, text);
+  if (status != 0 && !strstr(err->text, "c.json with the overrides: ")) assert_says(err, text);
   return status;
 }
 
