@@ -83,7 +83,7 @@ check a_run_that_is_beyond_its_end_keeps_its_files 'they changed' test "$files" 
 cp -r "$folder/first" "$folder/run"
 refuses resuming_with_another_batch_names_the_key 'train.gradient_accumulation' "$config" "${sampling[@]}" \
   train.resume=auto train.gradient_accumulation=2
-check it_names_both_values "$(said)" grep -q 'was 1 and is 2' "$folder/said.err"
+check it_names_both_values "$(said)" grep -q 'gradient_accumulation 1 -> 2' "$folder/said.err"
 train_into run "${sampling[@]}" train.resume=auto train.gradient_accumulation=2 train.resume_allow_changes=true
 check a_change_is_allowed_when_asked_for "$(said)" grep_said 'at step 60 of 60'
 train_into run "${sampling[@]}" train.resume=auto output.background_save=false train.keep_checkpoints=1
