@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "kernels/math.h"
 
@@ -34,12 +35,10 @@ static ParamKind param_kind(const ModelConfig *c, int index) {
   return index == after ? PARAM_FINAL_NORM : PARAM_LM_HEAD;
 }
 
-static bool in_a_layer(const ModelConfig *c, int index) {
-  return index >= BEFORE_LAYERS && index < param_index(c, PARAM_FINAL_NORM, -1);
-}
-
-static int64_t param_layer(int index) {
-  return (index - BEFORE_LAYERS) / PER_LAYER;
+// -1: outside of the layers.
+static int64_t param_layer(const ModelConfig *c, int index) {
+  const bool inside = index >= BEFORE_LAYERS && index < param_index(c, PARAM_FINAL_NORM, -1);
+  return inside ? (index - BEFORE_LAYERS) / PER_LAYER : -1;
 }
 
 typedef struct ParameterPart {
@@ -109,8 +108,8 @@ void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
     const ParameterRow row = parameter_row(c, param_kind(c, i));
     ParamTensor *t = &list[i];
     *t = (ParamTensor){.rows = row.rows, .cols = row.cols, .norm = -1, .vector = row.vector};
-    if (row.norm != NO_NORM) t->norm = param_index(c, (ParamKind)row.norm, param_layer(i));
-    if (!muon || t->vector || !in_a_layer(c, i)) continue;
+    if (row.norm != NO_NORM) t->norm = param_index(c, (ParamKind)row.norm, param_layer(c, i));
+    if (!muon || t->vector || param_layer(c, i) < 0) continue;
     for (; t->part_count < MOST_PARTS && row.parts[t->part_count].name; t->part_count++)
       t->parts[t->part_count] = rows_of_part(&row, t->part_count);
   }
@@ -125,9 +124,9 @@ static HfTensor hf_tensor(const ModelConfig *c, int param, const ParameterRow *r
                 .part = rows_of_part(r, part),
                 .order = p->order,
                 .begins_as_zeros = p->begins_as_zeros};
-  if (in_a_layer(c, param))
-    snprintf(t.name, sizeof t.name, "model.layers.%lld.%s.weight", (long long)param_layer(param),
-             p->name);
+  const int64_t layer = param_layer(c, param);
+  if (layer >= 0)
+    snprintf(t.name, sizeof t.name, "model.layers.%lld.%s.weight", (long long)layer, p->name);
   else
     snprintf(t.name, sizeof t.name, "%s.weight", p->name);
   return t;
@@ -161,13 +160,11 @@ double init_deviation(const ModelConfig *c, const HfTensor *t) {
 }
 
 size_t params_largest_bytes(const ModelConfig *c) {
-  const int count = params_count(c);
-  ParamTensor *list = xcalloc((size_t)count, sizeof *list);
   int64_t largest = 0;
-  params_table(c, false, list);
-  for (int i = 0; i < count; i++)
-    if (list[i].rows * list[i].cols > largest) largest = list[i].rows * list[i].cols;
-  free(list);
+  for (ParamKind kind = 0; kind < PARAM_KINDS; kind++) {
+    const ParameterRow r = parameter_row(c, kind);
+    largest = max_i64(largest, r.rows * r.cols);
+  }
   return (size_t)largest * sizeof(float);
 }
 
@@ -201,7 +198,15 @@ typedef struct TensorRow {
   bool alone;
   int64_t first_layer; // that has copies
   size_t in_place;     // the offset of that field, plus one; 0: none
+  bool absent;         // of STEP: it does not exist in this run
 } TensorRow;
+
+#define LAYER(kind, field, ...) TENSOR_##field,
+enum LayerTensor {
+#include "model/tensors.def"
+  LAYER_TENSORS
+};
+#undef LAYER
 
 #define STEP(kind, field, ...) STEP_##field,
 enum StepTensor {
@@ -212,7 +217,6 @@ enum StepTensor {
 
 typedef struct Table {
   TensorRow layer[LAYER_TENSORS], step[STEP_TENSORS];
-  bool step_exists[STEP_TENSORS];
 } Table;
 
 #define ROW(of, kind_, field, name_, rows_, cols_, ...)                                            \
@@ -240,19 +244,13 @@ static Table make_table(const Spec *s) {
 #undef FIELD
 #define FIELD(field) 1 + offsetof(Acts, field)
 #define STEP(kind, field, name, rows, cols, exists, ...)                                           \
-  ROW(Acts, kind, field, name, rows, cols, __VA_ARGS__),
+  ROW(Acts, kind, field, name, rows, cols, .absent = !(exists), __VA_ARGS__),
       .step =
           {
 #include "model/tensors.def"
           },
 #undef STEP
 #undef FIELD
-#define STEP(kind, field, name, rows, cols, exists, ...) exists,
-      .step_exists =
-          {
-#include "model/tensors.def"
-          }
-#undef STEP
   };
 }
 
@@ -262,68 +260,47 @@ typedef struct Scale {
   const char *name;
   int64_t layer; // -1: outside of the layers; the number of layers: the output's
   bool used, fixed;
-  const TensorRow *row; // NULL: of a parameter
+  size_t offset; // of the operand in its layer, of dlogits in Acts
 } Scale;
 
 // The numbers of all scales are their places in this list. Fresh memory.
-static Scale *scale_list(const ModelConfig *c, const Table *t, int *count) {
+static Scale *scale_list(const ModelConfig *c, int *count) {
   const int64_t L = c->num_hidden_layers;
+  const Table t = make_table(&(Spec){0});
   Scale *list = xcalloc((size_t)(params_count(c) + LAYER_TENSORS * (L + 1) + 1), sizeof *list);
   int n = 0;
   for (; n < params_count(c); n++) {
     const ParameterRow p = parameter_row(c, param_kind(c, n));
     list[n] = (Scale){.name = p.name,
-                      .layer = in_a_layer(c, n) ? param_layer(n) : -1,
+                      .layer = param_layer(c, n),
                       .used = !p.vector && param_kind(c, n) != PARAM_EMBED}; // which is looked up
   }
   for (int64_t layer = 0; layer <= L; layer++)
-    for (const TensorRow *r = t->layer; r < t->layer + LAYER_TENSORS; r++)
+    for (const TensorRow *r = t.layer; r < t.layer + LAYER_TENSORS; r++)
       if (r->scale && (layer < L || r->where == TO_END))
-        list[n++] = (Scale){r->name, layer, layer >= r->first_layer, r->scale != DELAYED, r};
-  const TensorRow *dlogits = &t->step[STEP_dlogits];
-  list[n++] = (Scale){dlogits->name, -1, true, true, dlogits};
+        list[n++] =
+            (Scale){r->name, layer, layer >= r->first_layer, r->scale != DELAYED, r->offset};
+  list[n++] = (Scale){t.step[STEP_dlogits].name, -1, true, true, offsetof(Acts, dlogits)};
   *count = n;
   return list;
 }
 
-// The same without a run; *t gets the rows.
-static Scale *scales_of(const ModelConfig *c, Table *t, int *count) {
-  *t = make_table(&(Spec){0});
-  return scale_list(c, t, count);
-}
-
 static Scale scale_at(const ModelConfig *c, int index) {
-  Table t;
   int count;
-  Scale *list = scales_of(c, &t, &count);
+  Scale *list = scale_list(c, &count);
   const Scale scale = list[index];
   free(list);
   return scale;
 }
 
 int scaling_count(const ModelConfig *c) {
-  Table t;
   int count;
-  free(scales_of(c, &t, &count));
+  free(scale_list(c, &count));
   return count;
 }
 
-int scaling_of_dlogits(const ModelConfig *c) {
-  return scaling_count(c) - 1;
-}
-
-int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
-  Table t;
-  int count, i = 0;
-  Scale *list = scales_of(c, &t, &count);
-  while (list[i].layer != layer || list[i].row != &t.layer[tensor]) i++;
-  free(list);
-  return i;
-}
-
 void scalings_declare(const ModelConfig *c, Spec *spec) {
-  Table t;
-  Scale *list = scales_of(c, &t, &spec->scaling_count);
+  Scale *list = scale_list(c, &spec->scaling_count);
   ScalingKind *kinds = xcalloc((size_t)spec->scaling_count, sizeof *kinds);
   for (int i = 0; i < spec->scaling_count; i++)
     kinds[i] = (ScalingKind){FP8_E4M3, list[i].fixed ? 1 : 0};
@@ -364,8 +341,7 @@ static Layout layout_of(const ModelConfig *c, const Spec *spec, char *block, cha
       .arena = {block, 0}, .host = {host_block, 0}, .plan = plan, .model = c, .spec = spec};
 }
 
-static void book_in(MemoryPlan *plan, bool host, const char *name, const char *shape,
-                    size_t bytes) {
+static void book(MemoryPlan *plan, bool host, const char *name, const char *shape, size_t bytes) {
   if (!plan) return;
   for (int i = 0; i < plan->count; i++) { // one line for all layers
     PlanItem *item = &plan->items[i];
@@ -381,16 +357,12 @@ static void book_in(MemoryPlan *plan, bool host, const char *name, const char *s
   snprintf(item->shape, sizeof item->shape, "%s", shape);
 }
 
-static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {
-  book_in(plan, false, name, shape, bytes);
-}
-
 static void *take_in(Layout *l, bool host, const char *name, const char *shape, int64_t elements,
                      size_t element_bytes) {
   Arena *arena = host ? &l->host : &l->arena;
   const size_t before = arena->used;
   void *p = arena_take(arena, (size_t)elements * element_bytes);
-  book_in(l->plan, host, name, shape, arena->used - before);
+  book(l->plan, host, name, shape, arena->used - before);
   return p;
 }
 
@@ -439,25 +411,23 @@ static void place_operand(Layout *l, const TensorRow *r, Operand *x, const Opera
                     : first->by_col;
 }
 
-// A field of `of`, the struct of a layer or of the step; first: that of layer 0.
+// A field of `of`, the struct of a layer or of the step; first: that of layer 0. A RowStat begins
+// with the pointer to its data.
 static void place(Layout *l, const TensorRow *r, void *of, const void *first_of, int64_t layer) {
-  void *field = (char *)of + r->offset;
+  void *field = (char *)of + r->offset, *memory;
   const void *first = (const char *)first_of + r->offset;
-  const bool own = owns(l, r->lifetime, layer);
-  const int64_t count = r->rows * r->cols, stride = l->spec->max_tokens;
-  if (r->kind == OPERAND) place_operand(l, r, field, first, layer);
-  if (r->kind == VALUES)
-    *(act_t **)field =
-        own ? take(l, r->name, r->shape, count, act_bytes(l->spec)) : *(act_t *const *)first;
-  if (r->kind == STATISTIC)
-    *(stat_t **)field =
-        own ? take(l, r->name, r->shape, count, stat_bytes(l->spec)) : *(stat_t *const *)first;
-  if (r->kind == IDS) *(int32_t **)field = take(l, r->name, r->shape, count, sizeof(int32_t));
-  if (r->kind != SUMS) return;
-  RowStat *sums = field;
-  *sums = *(const RowStat *)first;
-  if (own) sums->data = take(l, r->name, r->shape, r->rows * stride, stat_bytes(l->spec));
-  sums->stride = stride;
+  const int64_t stride = l->spec->max_tokens, cols = r->kind == SUMS ? stride : r->cols;
+  const size_t width = r->kind == VALUES ? act_bytes(l->spec)
+                       : r->kind == IDS  ? sizeof(int32_t)
+                                         : stat_bytes(l->spec);
+  if (r->kind == OPERAND) {
+    place_operand(l, r, field, first, layer);
+    return;
+  }
+  memcpy(&memory, first, sizeof memory);
+  if (owns(l, r->lifetime, layer)) memory = take(l, r->name, r->shape, r->rows * cols, width);
+  memcpy(field, &memory, sizeof memory);
+  if (r->kind == SUMS) ((RowStat *)field)->stride = stride;
 }
 
 // In bf16 some gradients overwrite the tensors that they are computed from.
@@ -485,10 +455,10 @@ static void take_pools(Layout *l) {
 
 static void number_scales(Layout *l, Acts *acts) {
   int count;
-  Scale *list = scale_list(l->model, &l->table, &count);
+  Scale *list = scale_list(l->model, &count);
   for (int i = params_count(l->model); i < count; i++) {
     char *of = i + 1 < count ? (char *)&acts->layers[list[i].layer] : (char *)acts;
-    ((Operand *)(of + list[i].row->offset))->scaling = i;
+    ((Operand *)(of + list[i].offset))->scaling = i;
   }
   free(list);
 }
@@ -510,7 +480,7 @@ size_t acts_layout(Acts *acts, const ModelConfig *c, const Spec *spec, char *blo
       if (exists(&l, &l.table.layer[i], layer)) place_inside(&l, &l.table.layer[i], &layers[layer]);
   }
   for (int i = 0; i < STEP_TENSORS; i++) {
-    if (!l.table.step_exists[i]) continue;
+    if (l.table.step[i].absent) continue;
     place(&l, &l.table.step[i], acts, acts, 0);
     place_inside(&l, &l.table.step[i], acts);
   }
@@ -606,10 +576,9 @@ void state_write(Backend *be, const ParamTensor *t, ParamState state, const floa
 // and of lm_head, which are added to in every chunk of rows.
 static Offload offloaded_of(const Layout *l, const ParamTensor *t, int index) {
   const Spec *spec = l->spec;
-  const bool all = spec->offload_layers == 0, in_layer = in_a_layer(l->model, index);
-  if (t->vector || !(all || (in_layer && param_layer(index) < spec->offload_layers)))
-    return OFFLOAD_NONE;
-  return spec->offload == OFFLOAD_GRADIENTS && !in_layer ? OFFLOAD_MASTERS : spec->offload;
+  const int64_t layer = param_layer(l->model, index), layers = spec->offload_layers;
+  if (t->vector || (layers > 0 && (layer < 0 || layer >= layers))) return OFFLOAD_NONE;
+  return spec->offload == OFFLOAD_GRADIENTS && layer < 0 ? OFFLOAD_MASTERS : spec->offload;
 }
 
 // A matrix as products read it. index: in the list, which also numbers its scale.
@@ -724,13 +693,13 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const Spec *spec) {
   if (spec->context > 0) {
     const Spec sampler = sampler_spec(spec, spec->context);
     plan->sampler_bytes = acts_layout(&acts, c, &sampler, NULL, NULL);
-    book(plan, "sampler", "[context, R] a layer", plan->sampler_bytes);
+    book(plan, false, "sampler", "[context, R] a layer", plan->sampler_bytes);
   }
   plan->workspace_bytes = spec->workspace_bytes + rounding(spec, plan->params_bytes) +
                           rounding(spec, plan->grads_bytes) + rounding(spec, plan->acts_bytes) +
                           rounding(spec, plan->sampler_bytes);
   if (spec->list_bytes) plan->workspace_bytes += spec->list_bytes(tensors, params_count(c));
-  book(plan, "backend workspace", "", plan->workspace_bytes);
+  book(plan, false, "backend workspace", "", plan->workspace_bytes);
   for (int i = 0; i < plan->count; i++)
     if (!plan->items[i].host) plan->total_bytes += plan->items[i].bytes;
   free(acts.layers);

@@ -98,19 +98,10 @@ typedef struct Acts {
 } Acts;
 #undef STEP
 
-#define LAYER(kind, field, ...) TENSOR_##field,
-typedef enum LayerTensor {
-#include "model/tensors.def"
-  LAYER_TENSORS
-} LayerTensor;
-#undef LAYER
-
 // ---- FP8 scales, numbered: first the parameters in the order of their list, then layer by layer
 // the rows of the table that have one, then dlogits.
 
 int scaling_count(const ModelConfig *model);
-int scaling_index(const ModelConfig *model, int64_t layer, LayerTensor tensor);
-int scaling_of_dlogits(const ModelConfig *model);
 // False where no product reads copies with that scale: only copies' scales are state.
 bool scaling_used(const ModelConfig *model, int index);
 // Tells a spec of all of them. The caller frees spec->scalings when the backend is created.

@@ -293,10 +293,16 @@ static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
   return load_old_form(t, SAFE_F32, tiny_scalings.count, SCALING_FLOATS, states, err);
 }
 
+static int scaling_named(const ModelConfig *model, const char *name) {
+  int i = 0;
+  while (strcmp(scaling_name(model, i).text, name) != 0) i++;
+  return i;
+}
+
 TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
   TinyTest *t = open_saved(fp8);
   const ModelConfig *c = &t->run->config.model;
-  const int used = scaling_index(c, 0, TENSOR_y), never = scaling_index(c, 0, TENSOR_dx);
+  const int used = scaling_named(c, "y of layer 0"), never = scaling_named(c, "dx of layer 0");
   const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};
   for (int i = 0; i < 5; i++) {
     expect_error(load_with(t, used, 0, bad[i], &err), &err, "fp8.scalings");
