@@ -51,32 +51,26 @@ int checkpoint_exists(const char *run_dir, Error *err) {
 
 // ---- Opening: files of one step
 
-// The step that a file named, -1 while none has, and that file.
-typedef struct StepNamed {
-  int64_t step;
-  PathText by;
-} StepNamed;
-
-// A step below 0 is none: other programs name none.
-static int name_step(StepNamed *named, int64_t step, const char *path, Error *err) {
-  if (step < 0 || step == named->step) return 0;
-  if (named->step >= 0)
-    return error_set(err, "'%s' is of step %lld, but '%s' of step %lld", path, (long long)step,
-                     named->by.text, (long long)named->step);
-  *named = (StepNamed){step, path_text("%s", path)};
+// *named: the step that the files before it name; -1: none does. Other programs name none.
+static int name_step(int64_t *named, int64_t step, const char *path, Error *err) {
+  if (step < 0 || step == *named) return 0;
+  if (*named >= 0)
+    return error_set(err, "'%s' is of step %lld, but the files before it are of step %lld", path,
+                     (long long)step, (long long)*named);
+  *named = step;
   return 0;
 }
 
 // ---- Files of tensors
 
-static int open_file(Checkpoint *c, const char *path, StepNamed *named, Error *err) {
+static int open_file(Checkpoint *c, const char *path, int64_t *named, Error *err) {
   c->files = xrealloc(c->files, (size_t)(c->file_count + 1) * sizeof *c->files);
   if (safetensors_open(&c->files[c->file_count], path, err) != 0) return -1;
   return name_step(named, c->files[c->file_count++].step, path, err);
 }
 
 // Opens every file of an index. Its map is not needed: the names in the files are.
-static int open_shards(Checkpoint *c, StepNamed *named, Error *err) {
+static int open_shards(Checkpoint *c, int64_t *named, Error *err) {
   ShardNames shards;
   const char *folder = c->path;
   int status = shard_names_read(&shards, folder, err);
@@ -88,7 +82,7 @@ static int open_shards(Checkpoint *c, StepNamed *named, Error *err) {
   return status;
 }
 
-static int open_weights(Checkpoint *c, StepNamed *named, Error *err) {
+static int open_weights(Checkpoint *c, int64_t *named, Error *err) {
   const char *folder = c->path;
   if (has_file(folder, WEIGHTS_FILE))
     return open_file(c, path_text("%s/" WEIGHTS_FILE, folder).text, named, err);
@@ -101,7 +95,7 @@ static int open_weights(Checkpoint *c, StepNamed *named, Error *err) {
 }
 
 // What a resumed run alone reads, but for the moments.
-static int check_run_files(const char *folder, StepNamed *named, Error *err) {
+static int check_run_files(const char *folder, int64_t *named, Error *err) {
   TrainState state;
   if (checkpoint_complete(folder, &state, err) != 0) return -1;
   if (!state.model_alone)
@@ -115,8 +109,7 @@ static int check_run_files(const char *folder, StepNamed *named, Error *err) {
 
 static int open_and_check(Checkpoint *c, const FileSums *sums, Error *err) {
   const char *folder = c->path;
-  StepNamed named = {.step = -1};
-  name_step(&named, step_in_name(folder), folder, err);
+  int64_t named = step_in_name(folder); // -1: it names none
   if (sums->count > 0 &&
       name_step(&named, sums->step, path_text("%s/" CHECKSUMS_FILE, folder).text, err) != 0)
     return -1;

@@ -80,12 +80,23 @@ static int write_tensors(const char *folder, const char *name, const StateSource
   return status;
 }
 
+// The tensors of the weights, or of optimizer.safetensors, which also has the weights that
+// model.safetensors has rounded.
+static void list_saved(TensorList *list, const Config *c, bool optimizer) {
+  const bool rounded = c->output.save_dtype == SAVE_BF16;
+  const TensorSet set = !optimizer                           ? WEIGHTS
+                        : !rounded                           ? MOMENTS
+                        : c->backend.masters == MASTERS_BF16 ? MOMENTS_AND_NORMS
+                                                             : MOMENTS_AND_MASTERS;
+  tensor_list_make(list, &c->model, c->optimizer.kind == OPTIMIZER_MUON, set,
+                   rounded && !optimizer ? SAFE_BF16 : SAFE_F32);
+}
+
 // model.safetensors, or its shards and their index.
-static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
+static int write_weights(const char *folder, const StateSource *source, const Config *config,
                          uint64_t most_bytes, FileSums *sums, Error *err) {
   TensorList list;
-  tensor_list_make(&list, &source->llama->config, source->llama->spec.muon, WEIGHTS,
-                   dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
+  list_saved(&list, config, false);
   int *first = xcalloc((size_t)list.count + 1, sizeof *first);
   const int shards = shards_plan(&list, most_bytes, first);
   int status = 0;
@@ -101,44 +112,33 @@ static int write_weights(const char *folder, const StateSource *source, SaveDtyp
   return status;
 }
 
-// What optimizer.safetensors holds: also the weights that model.safetensors has rounded.
-static TensorSet optimizer_set(const Config *c) {
-  if (c->output.save_dtype == SAVE_FP32) return MOMENTS;
-  return c->backend.masters == MASTERS_BF16 ? MOMENTS_AND_NORMS : MOMENTS_AND_MASTERS;
-}
-
-// Its tensors, and the FP8 scalings.
 static int write_optimizer(const char *folder, const StateSource *source, const Config *config,
                            FileSums *sums, Error *err) {
-  const Llama *llama = source->llama;
   TensorList list;
-  tensor_list_make(&list, &llama->config, llama->spec.muon, optimizer_set(config), SAFE_F32);
-  if (source->scalings) tensor_list_add_scalings(&list, &llama->config);
+  list_saved(&list, config, true);
+  if (source->scalings) tensor_list_add_scalings(&list, &config->model);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
   tensor_list_free(&list);
   return status;
 }
 
-static uint64_t shard_bytes(const Export *export) {
-  return export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
-}
-
 static int write_folder(const char *folder, const StateSource *source, const Config *config,
                         const Export *export, const TrainState *state, Error *err) {
-  const SaveDtype dtype = config->output.save_dtype;
   const bool model_alone = !config->output.save_optimizer;
+  const uint64_t most_bytes = export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
   FileSums sums = {.step = state->step};
   TrainState stored_state = *state;
   stored_state.model_alone = model_alone;
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  const bool failed = write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
-                      (!model_alone && write_optimizer(folder, source, config, &sums, err)) ||
-                      export_write(export, folder, &source->llama->config, dtype, err) ||
-                      write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
-                      write_text(folder, STATE_FILE, state_json(&stored_state), err) ||
-                      sums_write(&sums, folder, err);
+  const bool failed =
+      write_weights(folder, source, config, most_bytes, &sums, err) ||
+      (!model_alone && write_optimizer(folder, source, config, &sums, err)) ||
+      export_write(export, folder, &config->model, config->output.save_dtype, err) ||
+      write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
+      write_text(folder, STATE_FILE, state_json(&stored_state), err) ||
+      sums_write(&sums, folder, err);
   sums_free(&sums);
   free(stored);
   return failed ? -1 : 0;
@@ -146,21 +146,16 @@ static int write_folder(const char *folder, const StateSource *source, const Con
 
 // ---- Free space
 
-static uint64_t list_bytes(const Config *c, TensorSet set, SafeDtype dtype) {
-  TensorList list;
-  tensor_list_make(&list, &c->model, c->optimizer.kind == OPTIMIZER_MUON, set, dtype);
-  uint64_t bytes = 0;
-  for (int i = 0; i < list.count; i++) bytes += safetensors_bytes(&list.tensors[i]);
-  tensor_list_free(&list);
-  return bytes;
-}
-
 // Bytes of the tensor files; the others are negligible.
 static uint64_t checkpoint_bytes(const Config *c) {
-  const bool rounded = c->output.save_dtype == SAVE_BF16;
-  const uint64_t weights = list_bytes(c, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32);
-  if (!c->output.save_optimizer) return weights;
-  return weights + list_bytes(c, optimizer_set(c), SAFE_F32);
+  uint64_t bytes = 0;
+  for (int optimizer = 0; optimizer <= c->output.save_optimizer; optimizer++) {
+    TensorList list;
+    list_saved(&list, c, optimizer);
+    for (int i = 0; i < list.count; i++) bytes += safetensors_bytes(&list.tensors[i]);
+    tensor_list_free(&list);
+  }
+  return bytes;
 }
 
 static int check_room(const char *run_dir, const Config *config, Error *err) {

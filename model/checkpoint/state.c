@@ -22,8 +22,8 @@ enum { VERSION, FIRST_COUNTER, SEQUENCES = FIRST_COUNTER + 5, BEST_VAL_LOSS, KEY
 static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss"};
-// Those that may be missing.
-enum { TOKENIZER, DATA, VALIDATION, TOKENS, BACKEND, OPTIMIZER, SOURCES, SCHEDULE, MORE_KEYS };
+// Those that may be missing: numbers of 64 bits, and from BACKEND on others.
+enum { BACKEND = 4, OPTIMIZER, SOURCES, SCHEDULE, MORE_KEYS };
 static const char *const more_names[MORE_KEYS] = {
     "tokenizer", "data", "validation", "tokens", "backend", "optimizer", "sources", "schedule"};
 // Of each source.
@@ -46,16 +46,14 @@ static void put_sources(JsonWriter *w, const TrainState *s) {
 char *state_json(const TrainState *s) {
   const int64_t numbers[SEQUENCES] = {STATE_VERSION, s->step,          s->updates,
                                       s->nonfinite,  s->nonfinite_row, s->best_val_step};
-  const NumberText digits = digits_text(s->sequences);
+  const uint64_t more[BACKEND] = {s->tokenizer, s->data, s->validation, s->tokens};
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   for (int i = 0; i < SEQUENCES; i++) json_whole(&w, names[i], numbers[i]);
-  json_string(&w, names[SEQUENCES], digits.text);
+  json_string(&w, names[SEQUENCES], digits_text(s->sequences).text);
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
-  if (s->tokenizer != 0) json_string(&w, more_names[TOKENIZER], digits_text(s->tokenizer).text);
-  if (s->data != 0) json_string(&w, more_names[DATA], digits_text(s->data).text);
-  if (s->validation != 0) json_string(&w, more_names[VALIDATION], digits_text(s->validation).text);
-  if (s->tokens != 0) json_string(&w, more_names[TOKENS], digits_text(s->tokens).text);
+  for (int i = 0; i < BACKEND; i++)
+    if (more[i] != 0) json_string(&w, more_names[i], digits_text(more[i]).text);
   if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
   if (s->model_alone) json_bool(&w, more_names[OPTIMIZER], false);
   if (s->source_count > 0) put_sources(&w, s);
