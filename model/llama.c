@@ -25,12 +25,9 @@ static void make_lists(Llama *llama, const ModelConfig *config, const Spec *spec
 
 // Sets the pointers of all tensors: into the blocks, or to NULL where there are none.
 static void lay_out(Llama *llama) {
-  const ModelConfig *c = &llama->config;
-  const Spec *spec = &llama->spec;
-  char *host = llama->host_block;
-  const ParamBytes params = params_layout(llama->tensors, c, spec, llama->params_block, host, NULL);
-  grads_layout(llama->tensors, c, spec, llama->grads_block, host ? host + params.host : NULL, NULL);
-  acts_layout(&llama->acts, c, spec, llama->acts_block, NULL);
+  const ParamBlocks blocks = {llama->params_block, llama->grads_block, llama->host_block};
+  params_layout(llama->tensors, &llama->config, &llama->spec, blocks, NULL);
+  acts_layout(&llama->acts, &llama->config, &llama->spec, llama->acts_block, NULL);
 }
 
 static int take_host_block(Llama *llama, size_t bytes, Error *err) {

@@ -335,10 +335,8 @@ typedef struct Layout {
   fp8_t *rows_in[POOLS], *cols_in[POOLS];
 } Layout;
 
-static Layout layout_of(const ModelConfig *c, const Spec *spec, char *block, char *host_block,
-                        MemoryPlan *plan) {
-  return (Layout){
-      .arena = {block, 0}, .host = {host_block, 0}, .plan = plan, .model = c, .spec = spec};
+static Layout layout_of(const ModelConfig *c, const Spec *spec, char *block, MemoryPlan *plan) {
+  return (Layout){.arena = {.block = block}, .plan = plan, .model = c, .spec = spec};
 }
 
 static void book(MemoryPlan *plan, bool host, const char *name, const char *shape, size_t bytes) {
@@ -466,7 +464,7 @@ static void number_scales(Layout *l, Acts *acts) {
 size_t acts_layout(Acts *acts, const ModelConfig *c, const Spec *spec, char *block,
                    MemoryPlan *plan) {
   const int64_t L = c->num_hidden_layers;
-  Layout l = layout_of(c, spec, block, NULL, plan);
+  Layout l = layout_of(c, spec, block, plan);
   l.table = make_table(spec);
   LayerActs *layers = acts->layers;
   memset(layers, 0, (size_t)(L + 1) * sizeof *layers);
@@ -655,21 +653,21 @@ static void place_states(Layout *l, ParamTensor *tensors, Place in) {
     }
 }
 
-ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const Spec *spec, char *block,
-                         char *host_block, MemoryPlan *plan) {
-  Layout l = layout_of(c, spec, block, host_block, plan);
+ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const Spec *spec,
+                         ParamBlocks blocks, MemoryPlan *plan) {
+  ParamBytes bytes;
+  Layout l = layout_of(c, spec, blocks.params, plan);
+  l.host.block = blocks.host;
   params_table(c, spec->muon, tensors);
   for (int i = 0; i < params_count(c); i++) tensors[i].offloaded = offloaded_of(&l, &tensors[i], i);
   place_states(&l, tensors, IN_PARAMS);
-  return (ParamBytes){l.arena.used, l.host.used};
-}
-
-ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const Spec *spec, char *block,
-                        char *host_block, MemoryPlan *plan) {
-  Layout l = layout_of(c, spec, block, host_block, plan);
+  bytes.params = l.arena.used;
+  l.arena = (Arena){.block = blocks.grads};
   place_states(&l, tensors, IN_GRADS);
   place_states(&l, tensors, BEHIND_GRADS);
-  return (ParamBytes){l.arena.used, l.host.used};
+  bytes.grads = l.arena.used;
+  bytes.host = l.host.used;
+  return bytes;
 }
 
 // ---- The memory plan
@@ -683,11 +681,10 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const Spec *spec) {
   *plan = (MemoryPlan){0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof(LayerActs))};
-  const ParamBytes params = params_layout(tensors, c, spec, NULL, NULL, plan),
-                   grads = grads_layout(tensors, c, spec, NULL, NULL, plan);
-  plan->params_bytes = params.device;
-  plan->grads_bytes = grads.device;
-  plan->host_bytes = params.host + grads.host;
+  const ParamBytes params = params_layout(tensors, c, spec, (ParamBlocks){0}, plan);
+  plan->params_bytes = params.params;
+  plan->grads_bytes = params.grads;
+  plan->host_bytes = params.host;
   if (plan->host_bytes > 0) plan->host_needed = plan->host_bytes + params_largest_bytes(c);
   plan->acts_bytes = acts_layout(&acts, c, spec, NULL, plan);
   if (spec->context > 0) {

@@ -152,14 +152,14 @@ static inline bool chunks_apart(const Spec *spec) {
 // Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
 // (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
 // in a training run only.
+typedef struct ParamBlocks {
+  char *params, *grads, *host; // host: of what spec->offload names
+} ParamBlocks;
 typedef struct ParamBytes {
-  size_t device, host; // host: of what spec->offload names
+  size_t params, grads, host;
 } ParamBytes;
 ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *model, const Spec *spec,
-                         char *block, char *host_block, MemoryPlan *plan);
-// tensors: as params_layout filled them.
-ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *model, const Spec *spec,
-                        char *block, char *host_block, MemoryPlan *plan);
+                         ParamBlocks blocks, MemoryPlan *plan);
 // acts->layers: [num_hidden_layers + 1], the caller's.
 size_t acts_layout(Acts *acts, const ModelConfig *model, const Spec *spec, char *block,
                    MemoryPlan *plan);

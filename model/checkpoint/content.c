@@ -73,13 +73,29 @@ static bool is_tested(const SafeTensor *t) {
   return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) && !is_scaling(t);
 }
 
+// Elements of a tensor that follow one another: their place in the file, and how many.
+typedef struct Part {
+  uint64_t at;
+  size_t count;
+} Part;
+
+// The elements of the tensor that begin in bytes [at, end) of the file. Bytes before the tensor's
+// own may be among these.
+static Part part_of(const SafeFile *file, const SafeTensor *t, uint64_t at, uint64_t end) {
+  const uint64_t size = safetensors_element(t->dtype), start = file->start + t->begin,
+                 stop = file->start + t->end, from = at > start ? at - start : 0,
+                 to = (end < stop ? end : stop) - start;
+  const uint64_t first = (from + size - 1) / size, last = (to + size - 1) / size;
+  return (Part){start + first * size, last > first ? (size_t)(last - first) : 0};
+}
+
 // Of bytes [at, end) of the file, which lie in `portion`, the elements that begin there.
 static bool bad_part(const SafeFile *file, const SafeTensor *t, const unsigned char *portion,
                      uint64_t at, uint64_t end) {
-  const ContentPart part = content_part(file, t, at, end);
+  const Part part = part_of(file, t, at, end);
   const unsigned char *from = portion + (part.at - at);
-  if (t->dtype == SAFE_F32) return bad_f32(from, (size_t)part.count, is_state(t, STATE_v));
-  return bad_half(from, (size_t)part.count, t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
+  if (t->dtype == SAFE_F32) return bad_f32(from, part.count, is_state(t, STATE_v));
+  return bad_half(from, part.count, t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
 }
 
 // The first tensor with an impossible value in the portion, which is bytes [at, end) of the file.
@@ -92,7 +108,7 @@ static const SafeTensor *bad_tensor(const SafeFile *file, const unsigned char *p
   return NULL;
 }
 
-enum { PORTIONS = CHECKSUM_PIECE / SAFE_PORTION }; // of a piece
+enum { PORTIONS = CHECKSUM_PIECE / SAFE_PORTION, ROOM = SAFE_PORTION + SAFE_SLACK };
 
 // Reads a piece of the file, portion by portion into `room`: its checksum and the portions' sums.
 static int check_piece(const SafeFile *file, size_t piece, unsigned char *room, uint64_t *sums,
@@ -122,7 +138,7 @@ static int read_pieces(const SafeFile *file, size_t pieces, unsigned char *rooms
   for (size_t i = 0; i < pieces; i++) {
     Error why;
     const SafeTensor *found = NULL;
-    unsigned char *room = rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM;
+    unsigned char *room = rooms + (size_t)omp_get_thread_num() * ROOM;
     const int failed = check_piece(file, i, room, sums, &checksums[i], &found, &why);
 #pragma omp critical
     {
@@ -168,7 +184,7 @@ static int check_file(SafeFile *file, const FileSums *sums, unsigned char *rooms
 
 int content_check(SafeFile *files, int count, const FileSums *sums, Error *err) {
   const int threads = omp_get_max_threads();
-  unsigned char *rooms = xmalloc((size_t)threads * CONTENT_ROOM);
+  unsigned char *rooms = xmalloc((size_t)threads * ROOM);
   int status = 0;
   thread_team(threads);
   for (int i = 0; i < count && status == 0; i++) status = check_file(&files[i], sums, rooms, err);
@@ -177,55 +193,6 @@ int content_check(SafeFile *files, int count, const FileSums *sums, Error *err) 
 }
 
 // ---- Loading
-
-ContentPart content_part(const SafeFile *file, const SafeTensor *t, uint64_t at, uint64_t end) {
-  const uint64_t size = safetensors_element(t->dtype), start = file->start + t->begin,
-                 stop = file->start + t->end, from = at > start ? at - start : 0,
-                 to = (end < stop ? end : stop) - start;
-  const uint64_t first = (from + size - 1) / size, last = (to + size - 1) / size;
-  return (ContentPart){.at = start + first * size,
-                       .first = (int64_t)first,
-                       .count = last > first ? (int64_t)(last - first) : 0};
-}
-
-// Of a portion, and of the bytes behind it that an element across the border needs: they are
-// the next portion's own.
-static int read_part(const SafeFile *file, size_t i, bool across, unsigned char *room, Error *err) {
-  unsigned char *next = room + SAFE_PORTION + SAFE_SLACK;
-  if (across && safetensors_read(file, i + 1, next, err) != 0) return -1;
-  if (safetensors_read(file, i, room, err) != 0) return -1;
-  if (across) memcpy(room + SAFE_PORTION, next, SAFE_SLACK);
-  return 0;
-}
-
-int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *rooms,
-                  void (*visit)(void *context, const unsigned char *from, ContentPart part),
-                  void *context, Error *err) {
-  const uint64_t start = file->start + t->begin, stop = file->start + t->end,
-                 size = safetensors_element(t->dtype);
-  const size_t first = (size_t)(start / SAFE_PORTION),
-               last = (size_t)((stop + SAFE_PORTION - 1) / SAFE_PORTION);
-  int status = 0;
-  if (start == stop) return 0;
-#pragma omp parallel for schedule(static)
-  for (size_t i = first; i < last; i++) {
-    Error own;
-    unsigned char *room = rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM;
-    const uint64_t at = (uint64_t)i * SAFE_PORTION, end = at + SAFE_PORTION;
-    const ContentPart part = content_part(file, t, at, end);
-    const bool across = part.at + (uint64_t)part.count * size > end;
-    if (read_part(file, i, across, room, &own) == 0) {
-      visit(context, room + (part.at - at), part);
-      continue;
-    }
-#pragma omp critical
-    {
-      status = -1;
-      *err = own;
-    }
-  }
-  return status;
-}
 
 int content_read(const SafeFile *file, const SafeTensor *t, uint64_t at, size_t bytes, void *to,
                  Error *err) {
@@ -239,6 +206,31 @@ int content_read(const SafeFile *file, const SafeTensor *t, uint64_t at, size_t 
     if (status == 0) memcpy((char *)to + done, room + offset, n);
   }
   free(room);
+  return status;
+}
+
+int content_visit(const SafeFile *file, const SafeTensor *t, ContentVisit *visit, void *context,
+                  Error *err) {
+  enum { EACH = 1 << 20 }; // whole elements of every dtype
+  const uint64_t size = safetensors_element(t->dtype), bytes = t->end - t->begin;
+  unsigned char *rooms = xmalloc((size_t)omp_get_max_threads() * EACH);
+  int status = 0;
+#pragma omp parallel for schedule(static)
+  for (uint64_t at = 0; at < bytes; at += EACH) {
+    Error own;
+    unsigned char *room = rooms + (size_t)omp_get_thread_num() * EACH;
+    const size_t n = bytes - at < EACH ? (size_t)(bytes - at) : EACH;
+    if (content_read(file, t, at, n, room, &own) == 0) {
+      visit(context, room, (int64_t)(at / size), (int64_t)(n / size));
+      continue;
+    }
+#pragma omp critical
+    {
+      status = -1;
+      *err = own;
+    }
+  }
+  free(rooms);
   return status;
 }
 

@@ -24,21 +24,12 @@ int write_text(const char *folder, const char *name, char *text, Error *err);
 // read of them afterwards must be what was checked here: files[i].sums are set.
 int content_check(SafeFile *files, int count, const FileSums *sums, Error *err);
 
-// Elements of a tensor that follow one another: their place in the file, the first one's number.
-typedef struct ContentPart {
-  uint64_t at;
-  int64_t first, count;
-} ContentPart;
-// The elements of the tensor that begin in bytes [at, end) of the file. Bytes before the tensor's
-// own may be among these.
-ContentPart content_part(const SafeFile *file, const SafeTensor *t, uint64_t at, uint64_t end);
 // Calls `visit` with each part of a tensor, by all threads; content_check has started those.
-//   rooms  [omp_get_max_threads()] of CONTENT_ROOM bytes
-enum { CONTENT_ROOM = 2 * (SAFE_PORTION + SAFE_SLACK) };
-int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *rooms,
-                  void (*visit)(void *context, const unsigned char *from, ContentPart part),
-                  void *context, Error *err);
-// Bytes [at, at + bytes) of a small tensor.
+// from: `count` elements, the first of which is the tensor's element `first`
+typedef void ContentVisit(void *context, const unsigned char *from, int64_t first, int64_t count);
+int content_visit(const SafeFile *file, const SafeTensor *t, ContentVisit *visit, void *context,
+                  Error *err);
+// Bytes [at, at + bytes) of a tensor.
 int content_read(const SafeFile *file, const SafeTensor *t, uint64_t at, size_t bytes, void *to,
                  Error *err);
 bool is_scaling(const SafeTensor *t); // one, or all of them; also of older versions' precisions

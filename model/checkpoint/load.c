@@ -218,18 +218,17 @@ typedef struct Packing {
   const Wanted *w;
   int i;         // tensor of the list
   float *packed; // as large as the largest parameter
-  unsigned char *rooms;
 } Packing;
 
 // Rows in our order. A part may begin and end inside of rows.
-static void pack_part(void *packing, const unsigned char *from, ContentPart part) {
+static void pack_part(void *packing, const unsigned char *from, int64_t first, int64_t count) {
   const Packing *p = packing;
   const HfTensor *t = &p->w->list.hf[p->i];
   const SafeDtype dtype = p->w->sources[p->i]->dtype;
   const uint64_t size = safetensors_element(dtype);
-  for (int64_t done = 0, n; done < part.count; done += n) {
-    const int64_t row = (part.first + done) / t->cols, col = (part.first + done) % t->cols;
-    n = t->cols - col < part.count - done ? t->cols - col : part.count - done;
+  for (int64_t done = 0, n; done < count; done += n) {
+    const int64_t row = (first + done) / t->cols, col = (first + done) % t->cols;
+    n = t->cols - col < count - done ? t->cols - col : count - done;
     safetensors_floats(dtype, from + (uint64_t)done * size, n,
                        p->packed + packed_row(p->w->model, t, row) * t->cols + col);
   }
@@ -244,8 +243,7 @@ static int load_state(const Wanted *w, const Llama *llama, int param, ParamState
     if (w->list.hf[i].param != param || w->list.states[i] != state) continue;
     there = true;
     packing->i = i;
-    if (content_visit(file_of(w, from), from, packing->rooms, pack_part, packing, err) != 0)
-      return -1;
+    if (content_visit(file_of(w, from), from, pack_part, packing, err) != 0) return -1;
   }
   if (there) state_write(llama->be, &llama->tensors[param], state, packing->packed);
   return 0;
@@ -253,14 +251,11 @@ static int load_state(const Wanted *w, const Llama *llama, int param, ParamState
 
 static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   // One for all: memory that the system hands out for the first time costs more than the reading.
-  Packing packing = {.w = w,
-                     .packed = xmalloc(params_largest_bytes(&llama->config)),
-                     .rooms = xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM)};
+  Packing packing = {.w = w, .packed = xmalloc(params_largest_bytes(&llama->config))};
   int status = 0;
   for (int i = 0; i < PARAM_STATES * llama->param_count && status == 0; i++)
     status = load_state(w, llama, i / PARAM_STATES, (ParamState)(i % PARAM_STATES), &packing, err);
   free(packing.packed);
-  free(packing.rooms);
   return status;
 }
 

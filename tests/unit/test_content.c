@@ -174,15 +174,13 @@ TEST(a_nan_in_any_piece_is_found) {
 
 // ---- What is loaded is what was checked
 
-static void collect(void *values, const unsigned char *from, ContentPart part) {
-  safetensors_floats(SAFE_F32, from, part.count, (float *)values + part.first);
+static void collect(void *values, const unsigned char *from, int64_t first, int64_t count) {
+  safetensors_floats(SAFE_F32, from, count, (float *)values + first);
 }
 
 static int load_floats(const Saved *s, int file, float *values, Error *err) {
   const SafeTensor *t = safetensors_find(&s->files[file], "floats");
-  unsigned char *rooms = held(xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM));
-  const int status = content_visit(&s->files[file], t, rooms, collect, values, err);
-  return status;
+  return content_visit(&s->files[file], t, collect, values, err);
 }
 
 TEST(what_is_loaded_is_what_was_checked) {

@@ -319,12 +319,11 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
   ParamTensor *list = held(xcalloc((size_t)params_count(model), sizeof *list));
   p.spec.offload = offload;
   p.spec.offload_layers = layers;
-  const ParamBytes bytes = params_layout(list, model, &p.spec, NULL, NULL, NULL),
-                   grads = grads_layout(list, model, &p.spec, NULL, NULL, NULL);
-  const Block device = block_of(bytes.device), host = block_of(bytes.host),
-              gradients = block_of(grads.device), host_gradients = block_of(grads.host);
-  params_layout(list, model, &p.spec, device.bytes, host.bytes, NULL);
-  grads_layout(list, model, &p.spec, gradients.bytes, host_gradients.bytes, NULL);
+  const ParamBytes bytes = params_layout(list, model, &p.spec, (ParamBlocks){0}, NULL);
+  const Block device = block_of(bytes.params), host = block_of(bytes.host),
+              gradients = block_of(bytes.grads);
+  const ParamBlocks blocks = {device.bytes, gradients.bytes, host.bytes};
+  params_layout(list, model, &p.spec, blocks, NULL);
   for (int i = 0; i < params_count(model); i++) {
     const ParamTensor *t = &list[i];
     const size_t n = (size_t)(t->rows * t->cols), of_gradient = n * grad_bytes(&p.spec);
@@ -341,7 +340,7 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
       assert_null(t->v); // Muon's
     else
       claim(t->v, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);
-    const Block of_grads = in_layers && offload >= OFFLOAD_GRADIENTS ? host_gradients : gradients;
+    const Block of_grads = in_layers && offload >= OFFLOAD_GRADIENTS ? host : gradients;
     if (t->grad) claim(t->grad, of_gradient, of_grads);
     if (t->grad_folded) claim(t->grad_folded, of_gradient, of_grads);
     if (t->compute.data) assert_true(inside(t->compute.data, 2 * n, device.bytes, device.count));

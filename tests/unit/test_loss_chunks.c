@@ -107,9 +107,9 @@ TEST(the_plan_counts_only_what_the_other_gradients_memory_lacks) {
   const ModelConfig *const models[] = {&wide, &long_head, &tied};
   for (int i = 0; i < 3; i++) {
     assert_in_range(params_count(models[i]), 1, 32);
-    params_table(models[i], false, list);
-    const size_t with = grads_layout(list, models[i], &chunks, NULL, NULL, NULL).device,
-                 without = grads_layout(list, models[i], &whole, NULL, NULL, NULL).device,
+    const ParamBlocks none = {0};
+    const size_t with = params_layout(list, models[i], &chunks, none, NULL).grads,
+                 without = params_layout(list, models[i], &whole, none, NULL).grads,
                  sum = (size_t)models[i]->vocab_size * 256 * 4;
     if (i != 1) assert_int_equal(with, without);
     if (i == 1) assert_in_range(with - without, sum / 4, sum / 2);
