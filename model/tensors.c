@@ -597,34 +597,6 @@ static Operand take_weight(Layout *l, const StateRow *r, const ParamTensor *t, i
   return w;
 }
 
-// The plan's line for masters, moments or gradients of a parameter: they are booked by who updates
-// them, by place, and where that differs by width.
-typedef struct PlanShape {
-  char text[32];
-} PlanShape;
-static PlanShape state_shape(const Layout *l, const StateRow *r, const ParamTensor *t) {
-  const Spec *spec = l->spec;
-  const bool masters = r->kind == MASTERS, grads = r->kind == GRADIENTS,
-             offloaded = spec->offload >= (Offload)r->kind, host = t->offloaded >= (Offload)r->kind,
-             some = spec->offload_layers > 0, apart = l->spec->muon && r->kind == MOMENTS,
-             by_muon = apart && t->part_count > 0;
-  const size_t width = masters && !offloaded ? wide_or_bf16(spec, computes_with_masters(spec))
-                                             : state_width(spec, t, r->kind);
-  const bool narrow = !grads && width == 2;
-  const char *what = by_muon || (grads && host) ? "matrices of layers"
-                     : apart && !offloaded      ? "other parameters"
-                     : !offloaded               ? "all parameters"
-                     : grads                    ? "other parameters"
-                     : t->vector                ? "vectors"
-                     : apart || (some && !host) ? "other matrices"
-                     : !some                    ? "all matrices"
-                     : narrow                   ? "of first layers"
-                                                : "matrices of first layers";
-  PlanShape shape;
-  snprintf(shape.text, sizeof shape.text, "%s%s", what, narrow ? ", bf16" : "");
-  return shape;
-}
-
 static void *take_scratch(Layout *l, const StateRow *r, const ParamTensor *t) {
   const size_t there = l->arena.used, needed = (size_t)(t->rows * t->cols) * stat_bytes(l->spec);
   if (needed > there) take(l, r->name, "extra scratch", (int64_t)(needed - there), 1);
@@ -638,10 +610,11 @@ static void place_state(Layout *l, const StateRow *r, ParamTensor *t, int index)
     memcpy(field, &copy, sizeof copy);
     return;
   }
+  const size_t width = state_width(l->spec, t, r->kind);
+  const char *format = width == 2 ? "bf16" : width == 4 ? "fp32" : "fp64";
   void *memory = r->kind == SCRATCH ? take_scratch(l, r, t)
-                                    : take_in(l, t->offloaded >= (Offload)r->kind, r->name,
-                                              state_shape(l, r, t).text, t->rows * t->cols,
-                                              state_width(l->spec, t, r->kind));
+                                    : take_in(l, t->offloaded >= (Offload)r->kind, r->name, format,
+                                              t->rows * t->cols, width);
   memcpy(field, &memory, sizeof memory);
 }
 

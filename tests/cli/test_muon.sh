@@ -20,7 +20,7 @@ adamw=$(mebibytes total) adamw_copy=$(mebibytes 'host: snapshot')
 plan_of optimizer.kind=muon
 muon=$(mebibytes total) muon_copy=$(mebibytes 'host: snapshot')
 check the_plan_shows_the_kind "$(cat "$folder/said")" grep -q '"kind": "muon"' "$folder/said"
-check the_plan_names_muons_momentum "$(cat "$folder/said")" grep -q '^  Muon momentum  *matrices of layers ' "$folder/said"
+check the_plan_names_muons_momentum "$(cat "$folder/said")" grep -q '^  Muon momentum  *fp32 ' "$folder/said"
 check muon_takes_less_memory "$muon MiB, adamw $adamw" less "$muon" "$adamw"
 check its_copy_for_saves_is_smaller "$muon_copy MiB, adamw $adamw_copy" less "$muon_copy" "$adamw_copy"
 

@@ -58,7 +58,7 @@ log_has() { # NAME PATTERN: of the log of the run all_set
   check "the_log_has_$1" "$(head -n 1 "$folder/all_set/log.jsonl" | cut -c 1-2000)" grep -qE -- "$2" "$folder/all_set/log.jsonl"
 }
 log_has all_keys '"kind":"start",.*"config":\{"model":\{.*"weight_decay":0.2,.*"profile_steps":2'
-log_has the_memory_plan '"memory":\{"planned":[0-9]+,"free":[0-9]+,"host_copy":[0-9]+,"items":\[\{"name":"master weights","shape":"all parameters","bytes":[0-9]+\}'
+log_has the_memory_plan '"memory":\{"planned":[0-9]+,"free":[0-9]+,"host_copy":[0-9]+,"items":\[\{"name":"master weights","shape":"fp32","bytes":[0-9]+\}'
 log_has where_the_start_took_its_time '"kind":"opened",.*"phases":\{"program":'
 log_has the_machine '"device":"1 thread, oneDNN '
 total=$("$TRAIN" --plan "$config" "${all_set[@]}" | sed -nE 's/^  total +//p')
