@@ -92,43 +92,37 @@ static const SafeTensor *find_tensor(const Wanted *w, const char *name) {
 
 // ---- Exactly these tensors must be there
 
-static int check_tensor(const Wanted *w, int i, Error *err) {
-  const SafeTensor *wanted = &w->list.tensors[i], *found = w->sources[i];
-  const char *file = w->name.text, *name = wanted->name;
-  const ShapeText shape = safetensors_shape_text(wanted);
-  if (!found) {
-    error_set(err, "'%s' lacks the tensor '%s' of shape %s", file, name, shape.text);
-    if (strcmp(name, "lm_head.weight") == 0)
-      error_append(err, "; if the model shares it with its embedding, tie_word_embeddings must be "
-                        "true");
-    return -1;
-  }
-  if (strcmp(safetensors_shape_text(found).text, shape.text) != 0)
-    return error_set(err, "'%s': the tensor '%s' has the shape %s, but this model's has %s", file,
-                     name, safetensors_shape_text(found).text, shape.text);
-  const bool half = found->dtype == SAFE_BF16 || found->dtype == SAFE_F16;
-  if (found->dtype == SAFE_F32 || (half && w->list.set == WEIGHTS)) return 0;
-  return error_set(err, "'%s': the dtype of the tensor '%s' is not %s", file, name,
-                   w->list.set == WEIGHTS ? "F32, BF16 or F16" : "F32");
+static int check_shape(const Wanted *w, const SafeTensor *wanted, const SafeTensor *found,
+                       Error *err) {
+  const ShapeText shape = safetensors_shape_text(wanted), theirs = safetensors_shape_text(found);
+  const bool half = found->dtype == SAFE_BF16 || found->dtype == SAFE_F16,
+             weights = w->list.set == WEIGHTS;
+  if (strcmp(theirs.text, shape.text) != 0)
+    return error_set(err, "'%s': the tensor '%s' has the shape %s, but this model's has %s",
+                     w->name.text, found->name, theirs.text, shape.text);
+  if (found->dtype == SAFE_F32 || (half && weights)) return 0;
+  return error_set(err, "'%s': the dtype of the tensor '%s' is not %s", w->name.text, found->name,
+                   weights ? "F32, BF16 or F16" : "F32");
+}
+
+static int refuse_missing(const Wanted *w, const SafeTensor *wanted, Error *err) {
+  error_set(err, "'%s' lacks the tensor '%s' of shape %s", w->name.text, wanted->name,
+            safetensors_shape_text(wanted).text);
+  if (strcmp(wanted->name, "lm_head.weight") != 0) return -1;
+  return error_append(err, "; if the model shares it with its embedding, tie_word_embeddings must "
+                           "be true");
 }
 
 // It must be a scaling of this model, or all in one.
 static int check_scaling(const Wanted *w, const SafeTensor *t, Error *err) {
   const int count = w->list.scalings;
   const SafeTensor *names = w->list.tensors + w->list.count,
-                   all = {.name = SCALINGS, .rank = 2, .shape = {count, SCALING_FLOATS}};
-  int i = 0;
-  while (i < count && strcmp(t->name, names[i].name) != 0) i++;
-  const SafeTensor *same = i < count ? &names[i] : &all;
-  if (strcmp(t->name, same->name) != 0)
-    return error_set(err, "'%s' has the FP8 scaling '%.200s', for which this model has no place",
-                     w->name.text, t->name);
-  const ShapeText shape = safetensors_shape_text(same), found = safetensors_shape_text(t);
-  if (t->dtype == SAFE_F32 && strcmp(found.text, shape.text) == 0) return 0;
-  return error_set(err,
-                   "'%s': the tensor '%.200s' has the shape %s, but this model's FP8 scalings have "
-                   "%s, F32",
-                   w->name.text, t->name, found.text, shape.text);
+                   all = {.rank = 2, .shape = {count, SCALING_FLOATS}};
+  if (strcmp(t->name, SCALINGS) == 0) return check_shape(w, &all, t, err);
+  for (int i = 0; i < count; i++)
+    if (strcmp(t->name, names[i].name) == 0) return check_shape(w, &names[i], t, err);
+  return error_set(err, "'%s' has the FP8 scaling '%.200s', for which this model has no place",
+                   w->name.text, t->name);
 }
 
 static const SafeFile *file_of(const Wanted *w, const SafeTensor *t) {
@@ -163,8 +157,10 @@ static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
 
 static int check_files(const Wanted *w, Error *err) {
   for (int i = 0; i < w->list.count; i++) {
-    w->sources[i] = find_tensor(w, w->list.tensors[i].name);
-    if (check_tensor(w, i, err) != 0) return -1;
+    const SafeTensor *wanted = &w->list.tensors[i];
+    w->sources[i] = find_tensor(w, wanted->name);
+    if (!w->sources[i]) return refuse_missing(w, wanted, err);
+    if (check_shape(w, wanted, w->sources[i], err) != 0) return -1;
   }
   for (const SafeFile *file = w->files; file < w->files + w->count; file++)
     for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
@@ -202,13 +198,20 @@ static void wanted_close(Wanted *w) {
   tensor_list_free(&w->list);
 }
 
+// The same for the files of weights, and for the moments where the checkpoint was opened with them.
+static int open_both(const Checkpoint *c, const ModelConfig *model, bool muon, Wanted *weights,
+                     Wanted *moments, Error *err) {
+  *moments = (Wanted){0};
+  if (wanted_open(weights, c->files, c->weight_files, model, muon, WEIGHTS, err) != 0) return -1;
+  if (!c->with_optimizer) return 0;
+  return wanted_open(moments, c->files + c->weight_files, 1, model, muon, MOMENTS, err);
+}
+
 int checkpoint_check(const Checkpoint *c, const ModelConfig *model, bool muon, Error *err) {
-  Wanted wanted;
-  int status = wanted_open(&wanted, c->files, c->weight_files, model, muon, WEIGHTS, err);
-  wanted_close(&wanted);
-  if (status != 0 || !c->with_optimizer) return status;
-  status = wanted_open(&wanted, c->files + c->weight_files, 1, model, muon, MOMENTS, err);
-  wanted_close(&wanted);
+  Wanted weights, moments;
+  const int status = open_both(c, model, muon, &weights, &moments, err);
+  wanted_close(&weights);
+  wanted_close(&moments);
   return status;
 }
 
@@ -285,13 +288,10 @@ static int read_scalings(const Wanted *w, const ModelConfig *model, ScalingState
 }
 
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
-  const bool with_optimizer = c->with_optimizer, muon = llama->spec.muon;
-  Wanted weights, moments = {0};
+  const bool with_optimizer = c->with_optimizer;
+  Wanted weights, moments;
   ScalingState *scalings = NULL;
-  int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, muon, WEIGHTS, err);
-  if (status == 0 && with_optimizer)
-    status =
-        wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, muon, MOMENTS, err);
+  int status = open_both(c, &llama->config, llama->spec.muon, &weights, &moments, err);
   if (status == 0 && with_optimizer && llama->spec.fp8)
     status = read_scalings(&moments, &llama->config, &scalings, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)

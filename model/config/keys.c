@@ -1,5 +1,6 @@
 #include "model/config/keys.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,15 +22,6 @@ static const char *const precisions[] = {"bf16", "fp8", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 static const char *const gradients[] = {"auto", "bf16", NULL};
 static const char *const offloads[] = {"none", "moments", "masters", "gradients", NULL};
-
-_Static_assert(sizeof(OptimizerKind) == sizeof(int) && sizeof(Schedule) == sizeof(int) &&
-                   sizeof(RopeType) == sizeof(int) && sizeof(Device) == sizeof(int) &&
-                   sizeof(KernelChoice) == sizeof(int) && sizeof(SaveDtype) == sizeof(int) &&
-                   sizeof(MomentType) == sizeof(int) && sizeof(MasterType) == sizeof(int) &&
-                   sizeof(DocumentsMode) == sizeof(int) && sizeof(Precision) == sizeof(int) &&
-                   sizeof(Mainloop) == sizeof(int) && sizeof(Offload) == sizeof(int) &&
-                   sizeof(GradientType) == sizeof(int),
-               "choices are stored as int");
 
 #define REQUIRED NULL
 #define DERIVED "null"
@@ -364,6 +356,7 @@ static int store(const Key *key, Config *config, const cJSON *value) {
   if (key->type == KEY_SOURCES) return store_sources(key, field, value);
   if (!text) return -1;
   if (key->type == KEY_TEXT) return store_text(key, field, text);
+  assert(key->size == sizeof(int)); // an enum's
   int choice = 0;
   while (key->choices[choice] && strcmp(key->choices[choice], text) != 0) choice++;
   *(int *)field = choice;
