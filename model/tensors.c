@@ -350,9 +350,7 @@ static void book(MemoryPlan *plan, bool host, const char *name, const char *shap
     return;
   }
   assert(plan->count < PLAN_MAX_ITEMS);
-  PlanItem *item = &plan->items[plan->count++];
-  *item = (PlanItem){.name = name, .buffers = 1, .bytes = bytes, .host = host};
-  snprintf(item->shape, sizeof item->shape, "%s", shape);
+  plan->items[plan->count++] = (PlanItem){name, shape, 1, bytes, host};
 }
 
 static void *take_in(Layout *l, bool host, const char *name, const char *shape, int64_t elements,

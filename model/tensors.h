@@ -118,11 +118,10 @@ enum { PLAN_MAX_ITEMS = 48 };
 
 // One line of the memory plan.
 typedef struct PlanItem {
-  const char *name; // "z (gate, up)"
-  char shape[32];   // "[M, 2 * F]"
-  int64_t buffers;  // how many of that shape
-  size_t bytes;     // all together
-  bool host;        // in the host's memory
+  const char *name, *shape; // "z (gate, up)", "[M, 2 * F]"; of states the number format
+  int64_t buffers;          // how many of that shape
+  size_t bytes;             // all together
+  bool host;                // in the host's memory
 } PlanItem;
 
 typedef struct MemoryPlan {

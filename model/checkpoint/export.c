@@ -81,12 +81,8 @@ int export_open(Export *x, const Tokenizer *tokenizer, const char *from, Error *
 }
 
 bool export_writes(const char *name) {
-  for (int i = 0; i < CARRIED; i++) {
-    const size_t length = strlen(carried_names[i]);
-    if (strncmp(name, carried_names[i], length) == 0 &&
-        (name[length] == '\0' || strcmp(name + length, ".tmp") == 0))
-      return true;
-  }
+  for (int i = 0; i < CARRIED; i++)
+    if (strcmp(name, carried_names[i]) == 0) return true;
   return strcmp(name, MODEL_CONFIG_FILE) == 0;
 }
 

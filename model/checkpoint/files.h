@@ -15,7 +15,7 @@
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- export.c
-bool export_writes(const char *name); // a file of this name, or its .tmp of older versions
+bool export_writes(const char *name); // a file of this name
 // Writes and syncs FOLDER/NAME, and frees the text.
 int write_text(const char *folder, const char *name, char *text, Error *err);
 
@@ -39,7 +39,7 @@ bool is_state(const SafeTensor *t, ParamState state);
 int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, const SafeTensor *t,
                   bool *equal, Error *err);
 
-// ---- find.c
+// ---- open.c
 // 0 if the folder has every file of a checkpoint (optimizer.safetensors, unless it is the model
 // alone) and its state can be read, else -1 and the reason.
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
