@@ -68,7 +68,7 @@ void tensor_list_free(TensorList *list);
 void tensor_list_add_scalings(TensorList *list, const ModelConfig *model);
 
 // ---- shards.c
-// The files that an index names, each once, in order. Names have no slash.
+// The files that an index names, each once. Names have no slash.
 typedef struct ShardNames {
   int64_t step; // that the index names; -1: none
   int count;
@@ -76,9 +76,6 @@ typedef struct ShardNames {
   cJSON *tree;
 } ShardNames;
 int shard_names_read(ShardNames *shards, const char *folder, Error *err);
-// The same of the text of an index; `name` stands for its path in sentences.
-int shard_names_parse(ShardNames *shards, const char *name, const char *json, size_t bytes,
-                      Error *err);
 void shard_names_free(ShardNames *shards); // zeros are fine
 
 // Cuts the list as transformers does: a new file where most_bytes would be exceeded. first[shard]

@@ -8,64 +8,38 @@
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
 
-enum { INDEX_MAX_BYTES = 16 << 20 }; // the largest models' have 10 MB
+enum { INDEX_MAX_BYTES = 16 << 20, MOST_SHARDS = 4096 }; // the largest models' have 10 MB and 200
 
-static int by_name(const void *a, const void *b) {
-  return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-// ---- Reading
-
-// The names in the map, each once and in order; they stay the map's.
+// The names in the map, each once; they stay the map's.
 static int collect(ShardNames *shards, const cJSON *weight_map, Error *err) {
+  if (!cJSON_IsObject(weight_map)) return error_set(err, "there is no object 'weight_map'");
   shards->names = xcalloc((size_t)cJSON_GetArraySize(weight_map) + 1, sizeof *shards->names);
-  int count = 0;
   for (const cJSON *item = weight_map->child; item; item = item->next) {
     char *name = cJSON_GetStringValue(item);
+    int i = 0;
     if (!name || strchr(name, '/') || strlen(name) > NAME_BYTES || name[0] == '\0')
       return error_set(err, "weight_map gives '%.200s' something that is not a file's name",
                        item->string);
-    shards->names[count++] = name;
+    while (i < shards->count && strcmp(shards->names[i], name) != 0) i++;
+    if (i == MOST_SHARDS) return error_set(err, "weight_map names more than %d files", MOST_SHARDS);
+    if (i == shards->count) shards->names[shards->count++] = name;
   }
-  if (count == 0) return error_set(err, "weight_map is empty");
-  qsort(shards->names, (size_t)count, sizeof *shards->names, by_name);
-  for (int i = 0; i < count; i++)
-    if (i == 0 || strcmp(shards->names[i], shards->names[i - 1]) != 0)
-      shards->names[shards->count++] = shards->names[i];
-  return 0;
-}
-
-// Others may mean something else by a "step", so anything but a whole number counts as none.
-static int64_t index_step(const cJSON *tree) {
-  const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(tree, "metadata");
-  int64_t step;
-  if (json_integer(cJSON_GetObjectItemCaseSensitive(metadata, "step"), &step) != 0) return -1;
-  return step;
-}
-
-int shard_names_parse(ShardNames *shards, const char *name, const char *json, size_t bytes,
-                      Error *err) {
-  *shards = (ShardNames){.tree = json_parse(name, json, bytes, err)};
-  if (!shards->tree) return -1;
-  shards->step = index_step(shards->tree);
-  const cJSON *weight_map = cJSON_GetObjectItemCaseSensitive(shards->tree, "weight_map");
-  const int status = cJSON_IsObject(weight_map) ? collect(shards, weight_map, err)
-                                                : error_set(err, "there is no object 'weight_map'");
-  if (status == 0) return 0;
-  shard_names_free(shards);
-  return error_prefix(err, "'%s'", name);
+  return shards->count > 0 ? 0 : error_set(err, "weight_map is empty");
 }
 
 int shard_names_read(ShardNames *shards, const char *folder, Error *err) {
   const PathText path = path_text("%s/%s", folder, WEIGHTS_INDEX_FILE);
-  char *json;
-  size_t bytes;
-  *shards = (ShardNames){0};
-  if (file_read(path.text, INDEX_MAX_BYTES, &json, &bytes, err) != 0) return -1;
-  int status = file_refuse_packed(path.text, json, bytes, err);
-  if (status == 0) status = shard_names_parse(shards, path.text, json, bytes, err);
-  free(json);
-  return status;
+  cJSON *tree = json_read(path.text, INDEX_MAX_BYTES, err);
+  *shards = (ShardNames){.tree = tree, .step = -1};
+  if (!tree) return -1;
+  // Others may mean something else by a "step", so anything but a whole number counts as none.
+  const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(tree, "metadata");
+  int64_t step;
+  if (json_integer(cJSON_GetObjectItemCaseSensitive(metadata, "step"), &step) == 0)
+    shards->step = step;
+  if (collect(shards, cJSON_GetObjectItemCaseSensitive(tree, "weight_map"), err) == 0) return 0;
+  shard_names_free(shards);
+  return error_prefix(err, "'%s'", path.text);
 }
 
 void shard_names_free(ShardNames *shards) {
@@ -97,9 +71,13 @@ PathText shard_name(int i, int count) {
 }
 
 typedef struct Entry {
-  const char *name; // first: by_name reads a pointer to a name
+  const char *name;
   int shard;
 } Entry;
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(((const Entry *)a)->name, ((const Entry *)b)->name);
+}
 
 char *shards_json(const TensorList *list, const int *first, int count, int64_t step) {
   Entry *entries = xcalloc((size_t)list->count, sizeof *entries);
