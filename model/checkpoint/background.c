@@ -76,13 +76,11 @@ static void read_copy(const StateSource *source, float *packed, int param, Param
   const ParamTensor *p = &source->llama->tensors[param];
   const size_t count = (size_t)(p->rows * p->cols), each = piece->bytes / count;
   assert(each == sizeof *packed || each == sizeof(double) || each == sizeof(uint16_t));
-  if (each == sizeof *packed) memcpy(packed, piece->to_host, piece->bytes);
+  if (each != sizeof(double))
+    safetensors_floats(each == sizeof *packed ? SAFE_F32 : SAFE_BF16, piece->to_host,
+                       (int64_t)count, packed);
   for (size_t i = 0; each == sizeof(double) && i < count; i++)
     packed[i] = (float)((const double *)piece->to_host)[i];
-  for (size_t i = 0; each == sizeof(uint16_t) && i < count; i++) {
-    const uint32_t widened = (uint32_t)((const uint16_t *)piece->to_host)[i] << 16;
-    memcpy(&packed[i], &widened, sizeof widened);
-  }
 }
 
 static void read_scalings(const StateSource *source, ScalingState *states) {

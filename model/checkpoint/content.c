@@ -46,18 +46,6 @@ static bool bad_scaling(const ScalingState *s) {
   return !isfinite(s->scale) || s->scale < 0 || (used && s->scale == 0);
 }
 
-static int bad_scalings(const SafeFile *file, const SafeTensor *t, bool *bad, Error *err) {
-  const int64_t count = (int64_t)((t->end - t->begin) / sizeof(ScalingState));
-  *bad = false;
-  if (t->dtype != SAFE_F32 || t->rank == 0 || t->shape[t->rank - 1] != SCALING_FLOATS)
-    return 0; // refused for its shape
-  ScalingState *states = xcalloc((size_t)count + 1, sizeof *states);
-  const int status = content_read(file, t, 0, (size_t)count * sizeof *states, states, err);
-  for (int64_t row = 0; row < count && status == 0; row++) *bad |= bad_scaling(&states[row]);
-  free(states);
-  return status;
-}
-
 bool is_scaling(const SafeTensor *t) {
   return name_ends_with(t->name, ".scalings") || strstr(t->name, ".scalings.");
 }
@@ -150,14 +138,21 @@ static int read_pieces(const SafeFile *file, size_t pieces, unsigned char *rooms
 }
 
 static int check_scalings(const SafeFile *file, Error *err) {
-  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
-    bool bad = false;
-    if (is_scaling(t) && bad_scalings(file, t, &bad, err) != 0) return -1;
-    if (bad)
-      return error_set(err, "'%s': the tensor '%.200s' has an impossible FP8 scale or history",
-                       file->path, t->name);
+  int status = 0;
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count && status == 0; t++) {
+    if (!is_scaling(t) || t->dtype != SAFE_F32 || t->rank == 0 ||
+        t->shape[t->rank - 1] != SCALING_FLOATS)
+      continue; // another shape is refused by who loads it
+    const size_t count = (size_t)(t->end - t->begin) / sizeof(ScalingState);
+    ScalingState *states = xcalloc(count + 1, sizeof *states);
+    status = content_read(file, t, 0, count * sizeof *states, states, err);
+    for (size_t i = 0; i < count && status == 0; i++)
+      if (bad_scaling(&states[i]))
+        status = error_set(err, "'%s': the tensor '%.200s' has an impossible FP8 scale or history",
+                           file->path, t->name);
+    free(states);
   }
-  return 0;
+  return status;
 }
 
 static int check_file(SafeFile *file, const FileSums *sums, unsigned char *rooms, Error *err) {
