@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/minmax.h"
 #include "data/chat/dumps.h"
 #include "data/tokenizer/cut.h"
 #include "data/tokenizer/normalize.h"
@@ -15,6 +16,7 @@ struct Renderer {
   Text text;      // behind the last marker, and not encoded yet
   int64_t answer; // bytes of it in front of those that count, or NONE_COUNTS
   int32_t before; // the last marker
+  TokenIds head;  // of the text in front of an answer
   Text json;      // a copy of a message's
   TokenIds *ids;
   Text *mask; // or NULL
@@ -66,6 +68,7 @@ void renderer_close(Renderer *r) {
   if (!r) return;
   encoder_close(r->encoder);
   free(r->text.data);
+  free(r->head.ids);
   free(r->json.data);
   free(r);
 }
@@ -90,24 +93,35 @@ static void mark(Renderer *r, int64_t skipped, bool counts) {
   r->mask->bytes += more;
 }
 
-// Encodes r->text, which ends in front of the token `behind`, in pieces of bounded size. A token
-// counts if a byte of it lies behind the first r->answer.
-static int put_text(Renderer *r, int32_t behind, Error *err) {
+// Encodes r->text[bytes] in pieces of bounded size. behind: the token that follows.
+static int encode(Renderer *r, size_t bytes, int32_t behind, TokenIds *ids, Error *err) {
   const ByteSet *joined = &tokenizer_facts(r->tokenizer)->joined;
-  const size_t end = r->text.bytes;
-  for (size_t at = 0, n; at < end; at += n) {
+  for (size_t at = 0, n; at < bytes; at += n) {
     size_t searched = 0;
-    int64_t ahead;
-    n = cut_piece(joined, r->text.data + at, end - at, true, &searched);
+    n = cut_piece(joined, r->text.data + at, bytes - at, true, &searched);
     const Between piece = {.text = r->text.data + at,
                            .bytes = n,
                            .before = at == 0 ? r->before : NO_TOKEN,
-                           .behind = at + n == end ? behind : NO_TOKEN,
-                           .continues = at > 0,
-                           .ahead = r->answer > (int64_t)at ? (size_t)r->answer - at : 0};
-    if (encoder_append_between(r->encoder, &piece, &ahead, r->ids, err) != 0) return -1;
-    mark(r, ahead, r->answer != NONE_COUNTS);
+                           .behind = at + n == bytes ? behind : NO_TOKEN,
+                           .continues = at > 0};
+    if (encoder_append_between(r->encoder, &piece, ids, err) != 0) return -1;
   }
+  return 0;
+}
+
+// The text ends in front of the token `behind`. What is in front of an answer does not count: the
+// ids that it has without the answer, too. A token that reaches into the answer is none of them.
+static int put_text(Renderer *r, int32_t behind, Error *err) {
+  const bool counts = r->answer != NONE_COUNTS;
+  const int64_t first = r->ids->count;
+  int64_t skipped = 0;
+  r->head.count = 0;
+  if ((counts && encode(r, (size_t)r->answer, NO_TOKEN, &r->head, err) != 0) ||
+      encode(r, r->text.bytes, behind, r->ids, err) != 0)
+    return -1;
+  const int64_t more = min_i64(r->head.count, r->ids->count - first);
+  while (skipped < more && r->head.ids[skipped] == r->ids->ids[first + skipped]) skipped++;
+  mark(r, skipped, counts);
   r->text.bytes = 0;
   r->answer = NONE_COUNTS;
   return 0;

@@ -196,23 +196,6 @@ static void push_symbols(const Bpe *bpe, Symbols *s, const char *word, size_t by
   if (unknown) push(s, bpe->unknown);
 }
 
-// Bytes of the word that the token at word[at] stands for.
-static size_t token_bytes(const Bpe *bpe, int32_t id, const char *word, size_t at, size_t bytes) {
-  if (id == bpe->unknown) return utf8_length(word + at, bytes - at);
-  if (bpe->byte_fallback && bpe->fallback[(unsigned char)word[at]] == id) return 1;
-  return bpe->vocabulary.tokens[id].length;
-}
-
-int64_t bpe_count_ahead(const Bpe *bpe, const int32_t *ids, int64_t count, const char *word,
-                        size_t ahead) {
-  int64_t n = 0;
-  for (size_t at = 0; n < count && at < ahead; n++) {
-    at += token_bytes(bpe, ids[n], word, at, ahead);
-    if (at > ahead) break;
-  }
-  return n;
-}
-
 // ---- Merging: always the pair of the lowest rank, and of those the leftmost
 
 enum { SHORT_WORD = 48 }; // symbols up to which looking at all pairs beats a heap

@@ -51,11 +51,6 @@ void bpe_scratch_close(BpeScratch *s);
 // Bytes of the first word of text[bytes], whose tokens do not depend on the text after it.
 size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes);
 
-// How many of ids[count], the tokens of a word, end within its first `ahead` bytes. A token that
-// stands for several unknown characters counts as the first of them.
-int64_t bpe_count_ahead(const Bpe *bpe, const int32_t *ids, int64_t count, const char *word,
-                        size_t ahead);
-
 enum { BPE_MAX_BYTES = 1 << 30 }; // of a word
 // Appends the tokens of a word.
 void bpe_encode(const Bpe *bpe, BpeScratch *s, const char *word, size_t bytes, TokenIds *ids);

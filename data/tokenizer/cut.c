@@ -95,28 +95,23 @@ static int put_in_front(const Way *way, int number, Piece piece) {
   if (piece.bytes >= bytes && memcmp(piece.text, step->to, bytes) == 0) wanted = false;
   if (step->kind == CUT_PREFIX && !wanted) return go_on(way, number + 1, piece);
   if (wanted) text_append(buffer, step->to, bytes);
-  ptrdiff_t grown = (ptrdiff_t)buffer->bytes; // by as much the first `ahead` bytes are longer
   const char *at = piece.text, *const end = piece.text + piece.bytes;
   while (at < end) {
     const char *space = step->kind == CUT_META ? memchr(at, ' ', (size_t)(end - at)) : NULL;
     text_append(buffer, at, (size_t)((space ? space : end) - at));
     if (space) text_append(buffer, step->to, bytes);
-    if (space && space - piece.text < piece.ahead) grown += (ptrdiff_t)bytes - 1;
     at = space ? space + 1 : end;
   }
-  if (piece.ahead > 0) piece.ahead += grown;
   piece.text = buffer->data;
   piece.bytes = buffer->bytes;
   return go_on(way, number + 1, piece);
 }
 
-static inline int emit(const Way *way, int next, const Piece *whole, size_t begin, size_t end) {
+static int emit(const Way *way, int next, const Piece *whole, size_t begin, size_t end) {
   if (begin == end) return 0;
   const Piece piece = {whole->text + begin, end - begin, whole->first && begin == 0,
-                       whole->continues, whole->ahead - (ptrdiff_t)begin};
-  return next == way->cutter->rules->count
-             ? way->take(way->to, piece.text, piece.bytes, piece.ahead, way->err)
-             : go_on(way, next, piece);
+                       whole->continues};
+  return go_on(way, next, piece);
 }
 
 static int split(const Way *way, int number, Piece piece) {
@@ -144,7 +139,7 @@ static int split(const Way *way, int number, Piece piece) {
 
 static int go_on(const Way *way, int step, Piece piece) {
   if (step == way->cutter->rules->count)
-    return way->take(way->to, piece.text, piece.bytes, piece.ahead, way->err);
+    return way->take(way->to, piece.text, piece.bytes, way->err);
   if (way->cutter->rules->list[step].kind == CUT_SPLIT) return split(way, step, piece);
   return put_in_front(way, step, piece);
 }
@@ -157,13 +152,11 @@ int cutter_cut(Cutter *c, Piece piece, bool valid, PieceTaker *take, void *to, E
     if (piece.bytes > 0 && go_on(&way, 0, piece) != 0) return -1;
     at += piece.bytes;
     piece.text += piece.bytes;
-    piece.ahead -= (ptrdiff_t)piece.bytes;
     size_t broken = 0;
     while (at + broken < end && utf8_length(piece.text + broken, end - at - broken) == 0) broken++;
-    if (broken > 0 && take(to, piece.text, broken, piece.ahead, err) != 0) return -1;
+    if (broken > 0 && take(to, piece.text, broken, err) != 0) return -1;
     at += broken;
     piece.text += broken;
-    piece.ahead -= (ptrdiff_t)broken;
     piece.first = false;
   }
   return 0;

@@ -28,15 +28,13 @@ typedef struct Cutter {
 void cutter_open(Cutter *c, const Steps *rules);
 void cutter_close(Cutter *c);
 
-// ahead: as in Piece.
-typedef int PieceTaker(void *to, const char *text, size_t bytes, ptrdiff_t ahead, Error *err);
+typedef int PieceTaker(void *to, const char *text, size_t bytes, Error *err);
 
 typedef struct Piece {
   const char *text;
   size_t bytes;
-  bool first;      // begins where the text begins
-  bool continues;  // and nothing is put in front of it
-  ptrdiff_t ahead; // a position of the text, from the start of the piece; below 0: it lies before
+  bool first;     // begins where the text begins
+  bool continues; // and nothing is put in front of it
 } Piece;
 
 // Calls `take` for every pre-token of the piece, in order. Bytes that are not UTF-8 are a pre-token

@@ -48,7 +48,7 @@ static int make_pattern(AddedToken *token, const Steps *normalizer, Error *err) 
   const size_t bytes = strlen(token->content);
   int result = 0;
   if (token->normalized) {
-    result = normalizer_apply(normalizer, &buffers, token->content, bytes, false, NULL, err);
+    result = normalizer_apply(normalizer, &buffers, token->content, bytes, false, err);
     text_append(&token->pattern, buffers.now.data, buffers.now.bytes);
   } else {
     text_append(&token->pattern, token->content, bytes);
@@ -207,7 +207,6 @@ struct Encoder {
   void *memory;
   CachedWord *words; // [CACHE_WORDS] in it, each on a cache line
   TokenIds *ids;     // where the ids go
-  int64_t ahead;     // ids->count behind the text in front of Piece.ahead
   bool plain;        // special tokens are text
 };
 
@@ -258,28 +257,15 @@ static void encode_word(Encoder *e, const char *word, size_t bytes) {
   cached->count = (uint8_t)count;
 }
 
-// A word that begins in front of Piece.ahead.
-static void encode_ahead(Encoder *e, const char *word, size_t bytes, size_t ahead) {
-  const int64_t first = e->ids->count;
-  encode_word(e, word, bytes);
-  const int64_t count = e->ids->count - first;
-  e->ahead = first + (ahead < bytes ? bpe_count_ahead(&e->tokenizer->bpe, e->ids->ids + first,
-                                                      count, word, ahead)
-                                    : count);
-}
-
-static int encode_pre_token(void *to, const char *text, size_t bytes, ptrdiff_t ahead, Error *err) {
+static int encode_pre_token(void *to, const char *text, size_t bytes, Error *err) {
   Encoder *e = to;
   if (bytes > BPE_MAX_BYTES)
     return error_set(err, "%s without a place to cut are too long; cut the text into pieces",
                      size_text(bytes).text);
   const Bpe *bpe = &e->tokenizer->bpe;
-  for (size_t length; bytes > 0; text += length, bytes -= length, ahead -= (ptrdiff_t)length) {
+  for (size_t length; bytes > 0; text += length, bytes -= length) {
     length = bpe->breaks ? bpe_word_length(bpe, text, bytes) : bytes;
-    if (ahead > 0)
-      encode_ahead(e, text, length, (size_t)ahead);
-    else
-      encode_word(e, text, length);
+    encode_word(e, text, length);
   }
   return 0;
 }
@@ -294,7 +280,6 @@ static int take_part(Encoder *e, Piece piece, size_t from, size_t to, PlainTaker
   piece.text += from;
   piece.bytes = to - from;
   piece.first &= from == 0;
-  piece.ahead -= (ptrdiff_t)from;
   return take(e, piece, err);
 }
 
@@ -314,7 +299,6 @@ static int find_added(Encoder *e, const AddedTokens *added, Piece piece, size_t 
     // Else the one before has taken these spaces.
     if (begin > done && take_part(e, piece, done, begin, take, err) != 0) return -1;
     token_ids_push(e->ids, token->id);
-    if ((ptrdiff_t)end <= piece.ahead) e->ahead = e->ids->count;
     done = end;
   }
   return done < limit ? take_part(e, piece, done, limit, take, err) : 0;
@@ -329,8 +313,7 @@ static int encode_raw(Encoder *e, Piece piece, Error *err) {
   const Tokenizer *t = e->tokenizer;
   if (t->normalizer.count > 0) {
     const bool continues = piece.first && piece.continues;
-    if (normalizer_apply(&t->normalizer, &e->normal, piece.text, piece.bytes, continues,
-                         &piece.ahead, err) != 0)
+    if (normalizer_apply(&t->normalizer, &e->normal, piece.text, piece.bytes, continues, err) != 0)
       return -1;
     piece.text = e->normal.now.data;
     piece.bytes = e->normal.now.bytes;
@@ -340,7 +323,7 @@ static int encode_raw(Encoder *e, Piece piece, Error *err) {
 
 static int append(Encoder *e, Piece piece, size_t begin, size_t end, TokenIds *ids, Error *err) {
   e->ids = ids;
-  const int64_t before = e->ahead = ids->count;
+  const int64_t before = ids->count;
   if (find_added(e, &e->tokenizer->raw, piece, begin, end, encode_raw, err) == 0) return 0;
   ids->count = before;
   return -1;
@@ -353,21 +336,16 @@ int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool contin
   return append(encoder, piece, 0, bytes, ids, err);
 }
 
-int encoder_append_between(Encoder *encoder, const Between *b, int64_t *ahead, TokenIds *ids,
-                           Error *err) {
+int encoder_append_between(Encoder *encoder, const Between *b, TokenIds *ids, Error *err) {
   const AddedToken *const *added = encoder->tokenizer->added;
   const bool right = b->before != NO_TOKEN && added[b->before]->right;
   const bool left = b->behind != NO_TOKEN && added[b->behind]->left;
   const Piece piece = {.text = b->text,
                        .bytes = b->bytes,
                        .first = b->continues || b->before == NO_TOKEN,
-                       .continues = b->continues,
-                       .ahead = (ptrdiff_t)b->ahead};
+                       .continues = b->continues};
   const size_t begin = right ? white_space_at_start(b->text, b->bytes) : 0;
   const size_t end = b->bytes - (left ? white_space_at_end(b->text, b->bytes) : 0);
-  const int64_t first = ids->count;
   encoder->plain = true;
-  if (append(encoder, piece, begin, end, ids, err) != 0) return -1;
-  if (ahead) *ahead = encoder->ahead - first;
-  return 0;
+  return append(encoder, piece, begin, end, ids, err);
 }

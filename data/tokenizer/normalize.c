@@ -181,28 +181,14 @@ static int apply_step(const Step *step, NormalizerBuffers *b, bool continues, si
   return 0;
 }
 
-// Where the first `ahead` bytes of b->now end after the step: as far as they reach alone.
-static int move_position(const Step *step, NormalizerBuffers *b, bool continues, size_t most,
-                         ptrdiff_t *ahead, Error *err) {
-  const size_t bytes = b->now.bytes;
-  if (*ahead <= 0) return 0;
-  if ((size_t)*ahead < bytes) b->now.bytes = (size_t)*ahead;
-  const int status = apply_step(step, b, continues, most, err);
-  *ahead = (ptrdiff_t)b->next.bytes;
-  b->next.bytes = 0;
-  b->now.bytes = bytes;
-  return status;
-}
-
 int normalizer_apply(const Steps *n, NormalizerBuffers *b, const char *text, size_t bytes,
-                     bool continues, ptrdiff_t *ahead, Error *err) {
+                     bool continues, Error *err) {
   const size_t most = NORMALIZER_GROWTH * bytes + NORMALIZER_MORE_BYTES;
   b->now.bytes = 0;
   text_append(&b->now, text, bytes);
   for (int i = 0; i < n->count; i++) {
     b->next.bytes = 0;
     text_room(&b->now, 1); // so that it is never NULL
-    if (ahead && move_position(&n->list[i], b, continues, most, ahead, err) != 0) return -1;
     if (apply_step(&n->list[i], b, continues, most, err) != 0) return -1;
     if (b->next.bytes > most)
       return error_set(err,

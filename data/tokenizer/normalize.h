@@ -19,11 +19,9 @@ void normalizer_buffers_close(NormalizerBuffers *b);
 enum { NORMALIZER_GROWTH = 16, NORMALIZER_MORE_BYTES = 1 << 20 };
 
 // text[bytes] -> b->now, which is another text. continues: nothing is put in front. Bytes that are
-// not UTF-8 stay. ahead (or NULL): a position in the text becomes the same position in b->now; it
-// must be right behind a newline, across which no step joins characters. -1: the text would become
-// too long, or utf8proc refuses it.
+// not UTF-8 stay. -1: the text would become too long, or utf8proc refuses it.
 int normalizer_apply(const Steps *normalizer, NormalizerBuffers *b, const char *text, size_t bytes,
-                     bool continues, ptrdiff_t *ahead, Error *err);
+                     bool continues, Error *err);
 
 // in, with every `from` replaced by `to`, behind `out`. Stops where out has more than `most` bytes.
 void text_replace(const Text *in, Text *out, const char *from, const char *to, size_t most);

@@ -91,13 +91,10 @@ typedef struct Between {
   // the larger text begins or ends here, or another piece of this one follows.
   int32_t before, behind;
   bool continues; // the text continues the piece before
-  size_t ahead;   // a position in the text, right behind a newline
 } Between;
 // Appends its ids, as tokenizers does with encode_special_tokens=True: special tokens in it are
-// text; other added tokens are found. *ahead (or NULL): how many of the ids end within the first
-// `ahead` bytes.
-int encoder_append_between(Encoder *encoder, const Between *between, int64_t *ahead, TokenIds *ids,
-                           Error *err);
+// text; other added tokens are found.
+int encoder_append_between(Encoder *encoder, const Between *between, TokenIds *ids, Error *err);
 
 // ---- Decoding
 
