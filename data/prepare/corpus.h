@@ -72,19 +72,14 @@ void corpus_leave_out(Corpus *corpus, const char *path);
 // it is not added again.
 int corpus_add(Corpus *corpus, const char *path, bool val, Error *err);
 void corpus_free(Corpus *corpus);
-// Whether it has a file of JSON lines, or one of text. Standard input counts as both.
-bool corpus_has(const Corpus *corpus, bool lines);
+// The files of JSON lines, or those of text, without standard input.
+size_t corpus_count(const Corpus *corpus, bool lines);
 
 // "3 hidden, 2 binary"; empty when nothing was skipped.
 typedef struct SkippedText {
   char text[400];
 } SkippedText;
 SkippedText corpus_skipped(const Corpus *corpus);
-// "12 of text (.c 8, .h 3, 1 other), 2 of JSON lines (.jsonl 2)"
-typedef struct FilesText {
-  char text[600];
-} FilesText;
-FilesText corpus_files(const Corpus *corpus);
 
 // ---- The kind of a file, by its name and its first bytes, decompressed
 

@@ -24,25 +24,12 @@ bool file_is_stdin(const char *path) {
 
 // ---- By its name
 
-// The name behind its last dot, without .gz or .zst: [*length]; "" where there is none.
-static const char *suffix_of(const char *path, size_t *length) {
-  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-  size_t end = strlen(name);
-  if (end > 3 && strcasecmp(name + end - 3, ".gz") == 0) end -= 3;
-  if (end > 4 && strncasecmp(name + end - 4, ".zst", 4) == 0) end -= 4;
-  size_t start = end;
-  while (start > 0 && name[start - 1] != '.') start--;
-  if (start < 2) start = end; // a dot in front of the whole name begins no suffix
-  *length = end - start;
-  return name + start;
-}
-
-static bool has_suffix(const char *path, const char *const *suffixes) {
-  size_t length;
-  const char *suffix = suffix_of(path, &length);
-  for (; *suffixes; suffixes++)
-    if (strlen(*suffixes) == length && strncasecmp(suffix, *suffixes, length) == 0) return true;
-  return false;
+static bool has_suffix(const char *path, const char *suffix) {
+  const size_t length = strlen(suffix);
+  size_t end = strlen(path);
+  if (end > 3 && strcasecmp(path + end - 3, ".gz") == 0) end -= 3;
+  if (end > 4 && strncasecmp(path + end - 4, ".zst", 4) == 0) end -= 4;
+  return end > length && strncasecmp(path + end - length, suffix, length) == 0;
 }
 
 // ---- By its first bytes
@@ -99,17 +86,16 @@ static bool first_line_is_object(const char *start, size_t bytes, const char *fi
 // JSON lines, text, or JSON that is neither; the sentence says what to do with that.
 static FileKind format_of(const Corpus *c, const char *name, const char *start, size_t bytes,
                           Error *err) {
-  static const char *const lines[] = {"jsonl", "ndjson", "jsonlines", NULL};
-  static const char *const json[] = {"json", NULL};
   const char *field = c->field ? c->field : "text";
   if (c->format != FORMAT_TOLD) return c->format == FORMAT_LINES ? FILE_LINES : FILE_TEXT;
-  if (has_suffix(name, lines)) return FILE_LINES;
+  if (has_suffix(name, ".jsonl") || has_suffix(name, ".ndjson") || has_suffix(name, ".jsonlines"))
+    return FILE_LINES;
   bool has_field;
   const bool object = first_line_is_object(start, bytes, field, &has_field);
   if (has_field) return FILE_LINES;
   const char *first = first_character(start, start + bytes);
   const bool bracket = first < start + bytes && (*first == '{' || *first == '[');
-  if (!json_begins(start, bytes) && !(bracket && has_suffix(name, json))) return FILE_TEXT;
+  if (!json_begins(start, bytes) && !(bracket && has_suffix(name, ".json"))) return FILE_TEXT;
   if (object)
     error_set(err,
               "'%s' is JSON, and its first line has no \"%s\" string: --field names another field, "
@@ -127,35 +113,28 @@ FileKind corpus_kind(const Corpus *c, const char *name, const char *start, size_
                      Error *err) {
   const size_t looked_at = bytes < PROBE_BYTES ? bytes : PROBE_BYTES;
   const int foreign = foreign_percent(start, looked_at);
-  if (bytes == 0) {
-    error_set(err, "'%s' is empty", name);
-    return FILE_EMPTY;
-  }
+  if (bytes == 0) return error_set(err, "'%s' is empty", name), FILE_EMPTY;
   if (file_refuse_pointer(name, start, bytes, err) != 0) return FILE_BROKEN;
-  if (begins(start, bytes, "PAR1")) {
-    error_set(err,
-              "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
-              "--out FOLDER -",
-              name, name);
-    return FILE_PARQUET;
-  }
+  if (begins(start, bytes, "PAR1"))
+    return error_set(err,
+                     "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
+                     "--out FOLDER -",
+                     name, name),
+           FILE_PARQUET;
   if (file_refuse_packed(name, start, bytes, err) != 0) return FILE_BINARY;
   if (begins(start, bytes, "\xff\xfe") || begins(start, bytes, "\xfe\xff") ||
-      memchr(start, 0, looked_at)) {
-    error_set(err,
-              "'%s' is not text: it holds NUL bytes or UTF-16; convert UTF-16 to UTF-8 with "
-              "iconv",
-              name);
-    return FILE_BINARY;
-  }
-  if (foreign > MAX_FOREIGN_PERCENT) {
-    error_set(err,
-              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
-              "encoding to UTF-8 with iconv",
-              name, foreign, looked_at);
-    return FILE_BINARY;
-  }
-  return format_of(c, name, start, bytes, err);
+      memchr(start, 0, looked_at))
+    return error_set(err,
+                     "'%s' is not text: it holds NUL bytes or UTF-16; convert UTF-16 to UTF-8 with "
+                     "iconv",
+                     name),
+           FILE_BINARY;
+  if (foreign <= MAX_FOREIGN_PERCENT) return format_of(c, name, start, bytes, err);
+  return error_set(err,
+                   "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
+                   "encoding to UTF-8 with iconv",
+                   name, foreign, looked_at),
+         FILE_BINARY;
 }
 
 // What opening the file tells.
@@ -193,9 +172,10 @@ static FileId file_id(const char *path) {
   return stat(path, &st) == 0 ? (FileId){st.st_dev, st.st_ino} : (FileId){0};
 }
 
-static bool is_one_of(FileId id, const FileId *list, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    if (list[i].inode == id.inode && list[i].device == id.device) return id.inode != 0;
+static bool is_left_out(const Corpus *c, FileId id) {
+  for (size_t i = 0; i < c->left_out_count; i++)
+    if (c->left_out[i].inode == id.inode && c->left_out[i].device == id.device)
+      return id.inode != 0;
   return false;
 }
 
@@ -218,36 +198,9 @@ static void add_file(Corpus *c, const char *path, uint64_t bytes, Probe p, bool 
   if (val) corpus_leave_out(c, path);
 }
 
-static int add_folder(Corpus *c, const char *path, bool val, Error *err);
-
-// A file or folder inside a folder.
-static int add_entry(Corpus *c, const char *path, bool val, Error *err) {
-  struct stat st, link;
-  Probe p = {.kind = FILE_SPECIAL};
-  if (stat(path, &st) != 0)
-    p.kind = FILE_UNREADABLE;
-  else if (is_one_of((FileId){st.st_dev, st.st_ino}, c->left_out, c->left_out_count))
-    p.kind = FILE_LEFT_OUT;
-  else if (S_ISREG(st.st_mode))
-    p = probe(c, path, err);
-  else if (S_ISDIR(st.st_mode) && lstat(path, &link) == 0 && !S_ISLNK(link.st_mode) &&
-           access(path, R_OK | X_OK) == 0)
-    return add_folder(c, path, val, err);
-  else if (S_ISDIR(st.st_mode) && access(path, R_OK | X_OK) != 0)
-    p.kind = FILE_UNREADABLE;
-  if (p.kind == FILE_BROKEN) return -1;
-  if (p.kind >= FILE_TEXT)
-    add_file(c, path, (uint64_t)st.st_size, p, val);
-  else
-    c->skipped[p.kind]++;
-  return 0;
-}
+static int add_path(Corpus *c, const char *path, bool val, bool named, Error *err);
 
 static int add_folder(Corpus *c, const char *path, bool val, Error *err) {
-  if (is_one_of(file_id(path), c->left_out, c->left_out_count) || dataset_or_run(path)) {
-    c->skipped[FILE_LEFT_OUT]++;
-    return 0;
-  }
   struct dirent **entries;
   const int count = scandir(path, &entries, NULL, alphasort);
   if (count < 0) return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
@@ -257,7 +210,7 @@ static int add_folder(Corpus *c, const char *path, bool val, Error *err) {
     const char *name = entries[i]->d_name;
     char *child = xasprintf("%s%s%s", path, slash, name);
     if (name[0] != '.')
-      status = status == 0 ? add_entry(c, child, val, err) : status;
+      status = status == 0 ? add_path(c, child, val, false, err) : status;
     else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
       c->skipped[FILE_HIDDEN]++;
     free(child);
@@ -267,26 +220,41 @@ static int add_folder(Corpus *c, const char *path, bool val, Error *err) {
   return status;
 }
 
-int corpus_add(Corpus *c, const char *path, bool val, Error *err) {
+static bool is_link(const char *path) {
   struct stat st;
-  if (file_is_stdin(path)) {
-    if (c->reads_stdin) return error_set(err, "'%s', standard input, can be read only once", path);
-    c->reads_stdin = true;
-    add_file(c, path, 0, (Probe){.kind = FILE_LINES}, val); // its kind is known when it is read
-    return 0;
+  return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+}
+
+// named: by the caller, else it is inside a folder.
+static int add_path(Corpus *c, const char *path, bool val, bool named, Error *err) {
+  struct stat st;
+  Probe p = {.kind = FILE_UNREADABLE};
+  const bool there = stat(path, &st) == 0, folder = there && S_ISDIR(st.st_mode);
+  if (!there || (folder && access(path, R_OK | X_OK) != 0))
+    error_set(err, "cannot open '%s': %s", path, strerror(errno));
+  else if (is_left_out(c, (FileId){st.st_dev, st.st_ino}) || (folder && dataset_or_run(path)))
+    p.kind = FILE_LEFT_OUT;
+  else if (S_ISREG(st.st_mode))
+    p = probe(c, path, err);
+  else if (folder && (named || !is_link(path)))
+    return add_folder(c, path, val, err);
+  else {
+    error_set(err, "'%s' is not a regular file or a folder; standard input is read from '-'", path);
+    p.kind = FILE_SPECIAL;
   }
-  if (stat(path, &st) != 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
-  if (S_ISDIR(st.st_mode)) return add_folder(c, path, val, err);
-  if (!S_ISREG(st.st_mode))
-    return error_set(err, "'%s' is not a regular file or a folder; standard input is read from '-'",
-                     path);
-  if (is_one_of(file_id(path), c->left_out, c->left_out_count)) {
-    c->skipped[FILE_LEFT_OUT]++;
-    return 0;
-  }
-  const Probe p = probe(c, path, err);
-  if (p.kind < FILE_TEXT || p.kind == FILE_BROKEN) return -1;
-  add_file(c, path, (uint64_t)st.st_size, p, val);
+  if (p.kind == FILE_BROKEN || (named && p.kind < FILE_LEFT_OUT)) return -1;
+  if (p.kind >= FILE_TEXT)
+    add_file(c, path, (uint64_t)st.st_size, p, val);
+  else
+    c->skipped[p.kind]++;
+  return 0;
+}
+
+int corpus_add(Corpus *c, const char *path, bool val, Error *err) {
+  if (!file_is_stdin(path)) return add_path(c, path, val, true, err);
+  if (c->reads_stdin) return error_set(err, "'%s', standard input, can be read only once", path);
+  c->reads_stdin = true;
+  add_file(c, path, 0, (Probe){.kind = FILE_LINES}, val); // its kind is known when it is read
   return 0;
 }
 
@@ -299,10 +267,11 @@ void corpus_free(Corpus *c) {
 
 // ---- What was taken, in words
 
-bool corpus_has(const Corpus *c, bool lines) {
+size_t corpus_count(const Corpus *c, bool lines) {
+  size_t count = 0;
   for (size_t i = 0; i < c->count; i++)
-    if (c->files[i].lines == lines || file_is_stdin(c->files[i].path)) return true;
-  return false;
+    count += c->files[i].lines == lines && !file_is_stdin(c->files[i].path);
+  return count;
 }
 
 SkippedText corpus_skipped(const Corpus *c) {
@@ -322,68 +291,4 @@ SkippedText corpus_skipped(const Corpus *c) {
       used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64 " %s",
                                used ? ", " : "", c->skipped[i], reasons[i]);
   return s;
-}
-
-// How many files have this suffix.
-typedef struct SuffixCount {
-  const char *suffix; // [length]
-  size_t length;
-  int64_t count;
-} SuffixCount;
-
-static int by_count(const void *a, const void *b) {
-  const SuffixCount *x = a, *y = b;
-  return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->suffix, y->suffix);
-}
-
-// A suffix beyond the first `most` is not counted.
-static void count_suffix(SuffixCount *list, size_t *count, size_t most, const char *path) {
-  size_t length, i = 0;
-  const char *suffix = suffix_of(path, &length);
-  while (i < *count &&
-         (list[i].length != length || strncasecmp(list[i].suffix, suffix, length) != 0))
-    i++;
-  if (i == most) return;
-  if (i == *count) list[(*count)++] = (SuffixCount){.suffix = suffix, .length = length};
-  list[i].count++;
-}
-
-// "12 of text (.c 8, .h 3, 1 other)"; nothing where there is no such file.
-static size_t write_format(const Corpus *c, bool lines, char *text, size_t room) {
-  enum { COUNTED = 64, NAMED = 6, LONGEST = 16 };
-  SuffixCount list[COUNTED];
-  char names[NAMED * (LONGEST + 32) + 32] = "";
-  size_t count = 0, used = 0, named = 0;
-  int64_t others = 0;
-  for (size_t i = 0; i < c->count; i++) {
-    if (c->files[i].lines != lines || file_is_stdin(c->files[i].path)) continue;
-    count_suffix(list, &count, COUNTED, c->files[i].path);
-    others++;
-  }
-  const int64_t files = others;
-  qsort(list, count, sizeof *list, by_count);
-  for (size_t i = 0; i < count && named < NAMED; i++) {
-    if (list[i].length == 0 || list[i].length > LONGEST) continue;
-    used +=
-        (size_t)snprintf(names + used, sizeof names - used, "%s.%.*s %" PRId64,
-                         named++ ? ", " : " (", (int)list[i].length, list[i].suffix, list[i].count);
-    others -= list[i].count;
-  }
-  if (named > 0 && others > 0)
-    snprintf(names + used, sizeof names - used, ", %" PRId64 " other%s", others,
-             others == 1 ? "" : "s");
-  if (files == 0) return 0;
-  return (size_t)snprintf(text, room, "%" PRId64 " of %s%s%s", files, lines ? "JSON lines" : "text",
-                          names, named ? ")" : "");
-}
-
-FilesText corpus_files(const Corpus *c) {
-  FilesText t = {""};
-  size_t used = write_format(c, false, t.text, sizeof t.text);
-  char lines[300] = "";
-  if (write_format(c, true, lines, sizeof lines) > 0)
-    used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s%s", used ? ", " : "", lines);
-  if (c->reads_stdin)
-    snprintf(t.text + used, sizeof t.text - used, "%sstandard input", used ? ", " : "");
-  return t;
 }

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "base/memory.h"
 #include "base/command.h"
@@ -263,9 +262,7 @@ static int check_room(const Job *job, Error *err) {
   if (text_bytes / (uint64_t)job->options->shard_tokens > 2 * SHARDS_MAX)
     return error_set(err, "%s of text would make more than %d files: use a larger --shard-tokens",
                      size_text(text_bytes).text, SHARDS_MAX);
-  struct statvfs fs;
-  if (statvfs(job->out.temporary.text, &fs) != 0) return 0;
-  const uint64_t needed = 2 * text_bytes, free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+  const uint64_t needed = 2 * text_bytes, free_bytes = disk_free(job->out.temporary.text);
   if (needed <= free_bytes) return 0;
   return error_set(err,
                    "the token files need %s, but '%s' has %s free: make room, or choose another "
@@ -330,7 +327,9 @@ static void print_spelled(const Job *job, int64_t count, const char *verb, int32
            count, count == 1 ? "" : "s", verb, text ? text : "that token");
 }
 
-void prepare_print_bad(const BadLines *bad) {
+void prepare_print_input(const Corpus *c, const BadLines *bad) {
+  printf("files      %zu of text, %zu of JSON lines%s\n", corpus_count(c, false),
+         corpus_count(c, true), c->reads_stdin ? ", standard input" : "");
   if (bad->count > 0)
     printf("bad        %" PRId64 " line%s skipped, the first: %s\n", bad->count,
            bad->count == 1 ? "" : "s", bad->first.text);
@@ -344,7 +343,7 @@ static void print_report(const Job *job) {
   const char *out = job->options->out;
   const SkippedText skipped = corpus_skipped(&job->corpus);
   printf("tokenizer  %s, %" PRId64 " ids\n", job->facts->name, job->facts->vocab_size);
-  printf("files      %s\n", corpus_files(&job->corpus).text);
+  prepare_print_input(&job->corpus, &job->bad);
   printf("documents  %" PRId64 " in %zu file%s, %s\n", job->reader.documents, job->corpus.count,
          job->corpus.count == 1 ? "" : "s", splits[job->split]);
   if (job->chat) printf("template   %s\n", job->chat->source);
@@ -353,7 +352,6 @@ static void print_report(const Job *job) {
   print_part(job, &job->val);
   print_spelled(job, job->spelled_begins, "begin", job->facts->bos);
   print_spelled(job, job->spelled_ends, "end", job->facts->eos);
-  prepare_print_bad(&job->bad);
   printf("skipped    %s\n", *skipped.text ? skipped.text : "nothing");
   printf("config     \"data\": {\"train\": \"%s/train-*.bin\"", out);
   if (job->split != NONE) printf(", \"val\": \"%s/val-*.bin\"", out);
@@ -375,10 +373,10 @@ int prepare_gather(Corpus *c, const PrepareOptions *o, Error *err) {
     if (corpus_add(c, o->val_paths[i], true, err) != 0) return -1;
   for (int i = 0; i < o->path_count; i++)
     if (corpus_add(c, o->paths[i], false, err) != 0) return -1;
-  if (c->count > 0 && (o->field || o->skip_bad) && !corpus_has(c, true))
+  if (c->count > 0 && !c->reads_stdin && (o->field || o->skip_bad) && corpus_count(c, true) == 0)
     return error_set(err, "%s is for JSON lines, but no file has any: --jsonl takes all for them",
                      o->field ? "--field" : "--skip-bad");
-  if (c->count > 0 && o->separator && !corpus_has(c, false))
+  if (c->count > 0 && !c->reads_stdin && o->separator && corpus_count(c, false) == 0)
     return error_set(err, "--separator is for text files, but all have JSON lines: leave it out");
   return 0;
 }

@@ -29,8 +29,8 @@ typedef struct PrepareOptions {
 Corpus prepare_corpus(const PrepareOptions *options);
 // Adds the paths. Refuses an option that has nothing to act on.
 int prepare_gather(Corpus *corpus, const PrepareOptions *options, Error *err);
-// The line of the report about lines that were passed over; none where there are none.
-void prepare_print_bad(const BadLines *bad);
+// The report's lines about the files, and about lines that were passed over.
+void prepare_print_input(const Corpus *corpus, const BadLines *bad);
 
 // Both hold signals back (base/os.h); a signal that came is an error. They refuse what they can
 // before they read a text. Progress goes to standard error, a report to standard output. After an

@@ -99,8 +99,7 @@ static int save(const BpeTrainer *trainer, const char *out, Error *err) {
 static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const BadLines *bad,
                          const char *out) {
   const BpeProgress p = bpe_trainer_progress(trainer);
-  printf("files      %s\n", corpus_files(corpus).text);
-  prepare_print_bad(bad);
+  prepare_print_input(corpus, bad);
   printf("trained    %" PRId64 " tokens on %.1f MB in %zu file%s (%" PRId64 " different words)\n",
          p.tokens, (double)p.bytes / 1e6, corpus->count, corpus->count == 1 ? "" : "s", p.words);
   printf("text       %.3f bytes a token\n",
