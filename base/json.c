@@ -107,38 +107,38 @@ static bool scan_escape(JsonScan *s, char **out) {
   return scan_unicode(s, out);
 }
 
-// Behind the opening quote. text: NULL where the string stays as it is. No escape is shorter than
-// its character, so `out` never passes `at`.
-static bool scan_string(JsonScan *s, char **text, size_t *bytes) {
+// Behind the opening quote. string: NULL where it stays as it is. No escape is shorter than its
+// character, so `out` never passes `at`.
+static bool scan_string(JsonScan *s, Span *string) {
   char spare[4], *out = s->at;
-  if (text) *text = out;
+  if (string) string->text = out;
   for (;;) {
     char *const run = s->at;
     while (s->at < s->end && *s->at != '"' && *s->at != '\\' && (unsigned char)*s->at >= ' ')
       s->at++;
     const size_t length = (size_t)(s->at - run);
-    if (text && out != run) memmove(out, run, length);
+    if (string && out != run) memmove(out, run, length);
     out += length;
     if (s->at == s->end) return json_wrong(s, "a string has no end");
     if (*s->at == '"') break;
     if (*s->at != '\\') return json_wrong(s, "a control character in a string must be escaped");
-    char *to = text ? out : spare;
+    char *to = string ? out : spare;
     if (!scan_escape(s, &to)) return false;
-    if (text) out = to;
+    if (string) out = to;
   }
   s->at++;
-  if (text) *bytes = (size_t)(out - *text);
+  if (string) string->bytes = (size_t)(out - string->text);
   return true;
 }
 
-bool json_take_string(JsonScan *s, char **text, size_t *bytes) {
+bool json_take_string(JsonScan *s, Span *string) {
   if (!json_take(s, '"')) return json_wrong(s, "a string in quotes is missing");
-  return scan_string(s, text, bytes);
+  return scan_string(s, string);
 }
 
-bool json_take_key(JsonScan *s, char **text, size_t *bytes) {
+static bool take_key(JsonScan *s, Span *key) {
   if (!json_take(s, '"')) return json_wrong(s, "a key in quotes is missing");
-  if (!scan_string(s, text, bytes)) return false;
+  if (!scan_string(s, key)) return false;
   return json_take(s, ':') || json_wrong(s, "a colon is missing");
 }
 
@@ -182,31 +182,53 @@ static bool scan_word(JsonScan *s) {
   return json_wrong(s, is_no_number(s) ? NO_NUMBER : "a value is missing");
 }
 
-// Behind the opening bracket.
-static bool skip_members(JsonScan *s, bool object) {
-  const char close = object ? '}' : ']';
-  if (json_take(s, close)) return true;
-  do {
-    if (object && !json_take_key(s, NULL, NULL)) return false;
-    if (!json_skip(s)) return false;
-  } while (json_take(s, ','));
-  return json_take(s, close) ||
-         json_wrong(s, object ? "a comma or } is missing" : "a comma or ] is missing");
+bool json_next(JsonScan *s, char close, bool *begun, Span *key) {
+  const bool object = close == '}';
+  if (json_take(s, close)) return false;
+  if (*begun && !json_take(s, ','))
+    return json_wrong(s, object ? "a comma or } is missing" : "a comma or ] is missing");
+  *begun = true;
+  return !object || take_key(s, key);
 }
 
 bool json_skip(JsonScan *s) {
   skip_space(s);
   if (s->depth == MAX_DEPTH)
     return json_wrong(s, "its values lie more than 512 deep in each other");
-  if (json_take(s, '"')) return scan_string(s, NULL, NULL);
+  if (json_take(s, '"')) return scan_string(s, NULL);
   const bool object = json_take(s, '{');
   if (!object && !json_take(s, '['))
     return next_is(s, '-') || (s->at < s->end && *s->at >= '0' && *s->at <= '9') ? scan_number(s)
                                                                                  : scan_word(s);
   s->depth++;
-  const bool ok = skip_members(s, object);
+  for (bool begun = false; json_next(s, object ? '}' : ']', &begun, NULL);)
+    if (!json_skip(s)) return false;
   s->depth--;
-  return ok;
+  return !s->problem;
+}
+
+bool json_members(JsonScan *s, const char *const *names, int count, JsonMember *members) {
+  bool begun = false;
+  memset(members, 0, (size_t)count * sizeof *members);
+  if (!json_take(s, '{')) return json_skip(s);
+  for (Span key; json_next(s, '}', &begun, &key);) {
+    int i = 0;
+    while (i < count && !span_is(key, names[i])) i++;
+    if (i < count && members[i].value.at)
+      return json_wrong(s, "a key is there twice; keep one of them");
+    skip_space(s);
+    JsonMember m = {.value = *s};
+    if (i < count && next_is(s, '"') ? !json_take_string(s, &m.string) : !json_skip(s))
+      return false;
+    m.value.end = s->at;
+    if (i < count) members[i] = m;
+  }
+  return !s->problem;
+}
+
+int json_line_error(const JsonScan *s, const char *line, Error *err) {
+  return error_set(err, "is not JSON: it goes wrong at column %zu: %s", (size_t)(s->at - line) + 1,
+                   s->problem);
 }
 
 bool json_begins(const char *text, size_t bytes) {
@@ -214,7 +236,7 @@ bool json_begins(const char *text, size_t bytes) {
   char *const all = (char *)(uintptr_t)text; // nothing changes it
   JsonScan s = {.at = all + mark, .end = all + bytes, .halves = true, .nuls = true};
   json_take(&s, '[');
-  return json_take(&s, '{') && json_take_key(&s, NULL, NULL);
+  return json_take(&s, '{') && take_key(&s, NULL);
 }
 
 // ---- Reading

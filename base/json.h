@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "base/text.h"
 
 // ---- Reading
 
@@ -48,17 +49,29 @@ typedef struct JsonScan {
 
 // Skips white space, and the character if it is there.
 bool json_take(JsonScan *s, char c);
-// Reads a string; a key and its colon. Unescapes it in place, which spoils the JSON that was there;
-// text[bytes] is not NUL-terminated. With text = NULL the JSON stays as it is.
-bool json_take_string(JsonScan *s, char **text, size_t *bytes);
-bool json_take_key(JsonScan *s, char **text, size_t *bytes);
+// Reads a string. Unescapes it in place, which spoils the JSON that was there. With NULL the JSON
+// stays as it is.
+bool json_take_string(JsonScan *s, Span *string);
 // Skips a value, which stays as it is.
 bool json_skip(JsonScan *s);
+// Goes to the next value of an object, behind its key, or of a list. close: '}' or ']'; begun: false
+// behind the opening bracket. False, and no problem: it ended.
+bool json_next(JsonScan *s, char close, bool *begun, Span *key);
+
+typedef struct JsonMember {
+  JsonScan value; // scans it alone; `at` is NULL where the key is not there
+  Span string;    // where it is a string, which is unescaped already
+} JsonMember;
+// Reads a value: members[i] is the one with the key names[i]. Other keys, and what is no object, are
+// skipped. One of these keys twice is a problem.
+bool json_members(JsonScan *s, const char *const *names, int count, JsonMember *members);
 // True where text[bytes] begins as JSON does: an object with a key, or a list of such objects.
 bool json_begins(const char *text, size_t bytes);
 // True where nothing but white space follows.
 bool json_take_end(JsonScan *s);
 bool json_wrong(JsonScan *s, const char *problem); // sets the problem; false
+// The sentence for it, about a line of JSON: "is not JSON: it goes wrong at column 3: why".
+int json_line_error(const JsonScan *s, const char *line, Error *err);
 
 // The sentence for the error at text[at]: `name` is not valid JSON, its line and column from 1,
 // the problem, and the characters there.

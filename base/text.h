@@ -60,6 +60,16 @@ static inline size_t utf8_valid(const char *text, size_t bytes) {
   return i;
 }
 
+// Text in memory of somebody else.
+typedef struct Span {
+  const char *text; // [bytes], not NUL-terminated; NULL: there is none
+  size_t bytes;
+} Span;
+
+static inline bool span_is(Span span, const char *text) {
+  return span.text && span.bytes == strlen(text) && memcmp(span.text, text, span.bytes) == 0;
+}
+
 // Text that grows. Starts from zeros; free(text->data) at the end.
 typedef struct Text {
   char *data; // [bytes], not NUL-terminated

@@ -71,70 +71,52 @@ static void put_number(Text *out, Span number) {
   }
 }
 
-// ---- Values
-
-typedef struct Keys {
-  uint64_t *hashes; // [count] of the keys of the objects that are open
-  size_t count, capacity;
-} Keys;
-
-static void push_key(Keys *k, Span key) {
-  LIST_ROOM(k->hashes, k->count, k->capacity);
-  k->hashes[k->count++] = XXH3_64bits(key.text, key.bytes);
-}
+// ---- Values. The hashes of the keys of all objects that are open, one after the other, tell whether
+// an object has a key twice
 
 static int compare(const void *a, const void *b) {
   const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
   return (x > y) - (x < y);
 }
 
-// Forgets the keys from `first` on. False: two of them are equal.
-static bool pop_keys(Keys *k, size_t first) {
+// Forgets the hashes behind keys[bytes]. False: two of them are equal.
+static bool pop_keys(Text *keys, size_t bytes) {
+  uint64_t *const hashes = (uint64_t *)(void *)(keys->data + bytes);
+  const size_t count = (keys->bytes - bytes) / sizeof *hashes;
   bool unique = true;
-  if (k->count > first) qsort(k->hashes + first, k->count - first, sizeof *k->hashes, compare);
-  for (size_t i = first + 1; i < k->count; i++) unique &= k->hashes[i] != k->hashes[i - 1];
-  k->count = first;
+  if (count > 0) qsort(hashes, count, sizeof *hashes, compare);
+  for (size_t i = 1; i < count; i++) unique &= hashes[i] != hashes[i - 1];
+  keys->bytes = bytes;
   return unique;
 }
 
-static bool take_string(JsonScan *s, Span *string) {
-  char *text;
-  if (!json_take_string(s, &text, &string->bytes)) return false;
-  string->text = text;
-  return true;
-}
+static bool put_value(Text *out, JsonScan *s, Text *keys);
 
-static bool put_value(Text *out, JsonScan *s, Keys *keys);
-
-static bool put_members(Text *out, JsonScan *s, Keys *keys, bool object) {
-  const char end = object ? '}' : ']';
-  const size_t first = keys->count;
+static bool put_members(Text *out, JsonScan *s, Text *keys, bool object) {
+  const char close = object ? '}' : ']';
+  const size_t before = keys->bytes;
+  bool begun = false, comma = false;
   put(out, object ? "{" : "[");
-  for (bool more = !json_take(s, end), comma = false; more; comma = true) {
-    Span key;
-    char *name;
+  for (Span key; json_next(s, close, &begun, &key); comma = true) {
     if (comma) put(out, ", ");
     if (object) {
-      if (!json_take_key(s, &name, &key.bytes)) return false;
-      key.text = name;
+      const uint64_t hash = XXH3_64bits(key.text, key.bytes);
+      text_append(keys, (const char *)&hash, sizeof hash);
       dumps_string(out, key);
       put(out, ": ");
-      push_key(keys, key);
     }
     if (!put_value(out, s, keys)) return false;
-    more = json_take(s, ',');
-    if (!more && !json_take(s, end)) return false;
   }
-  text_append(out, &end, 1);
-  return pop_keys(keys, first);
+  text_append(out, &close, 1);
+  return pop_keys(keys, before);
 }
 
-static bool put_value(Text *out, JsonScan *s, Keys *keys) {
+static bool put_value(Text *out, JsonScan *s, Text *keys) {
   if (json_take(s, '{')) return put_members(out, s, keys, true);
   if (json_take(s, '[')) return put_members(out, s, keys, false);
   Span value = {.text = s->at};
   if (*s->at == '"') {
-    if (!take_string(s, &value)) return false;
+    if (!json_take_string(s, &value)) return false;
     dumps_string(out, value);
     return true;
   }
@@ -149,52 +131,33 @@ static bool put_value(Text *out, JsonScan *s, Keys *keys) {
 
 bool dumps_json(Text *out, char *json, size_t bytes) {
   JsonScan s = {.at = json, .end = json + bytes, .halves = true, .nuls = true};
-  Keys keys = {0};
+  Text keys = {0};
+  text_room(&keys, 1); // so that it is never NULL
   const bool unique = put_value(out, &s, &keys);
-  free(keys.hashes);
+  free(keys.data);
   return unique;
-}
-
-// ---- Tool calls
-
-// values[count]: of the object's members with these names; at is NULL where one is missing.
-static bool find_members(JsonScan *s, const char *const *names, JsonScan *values, int count) {
-  if (!json_take(s, '{')) return false;
-  for (bool more = !json_take(s, '}'); more;) {
-    Span key;
-    char *name;
-    if (!json_take_key(s, &name, &key.bytes)) return false;
-    key.text = name;
-    json_take(s, '}'); // white space: no value begins with it
-    JsonScan value = *s;
-    if (!json_skip(s)) return false;
-    value.end = s->at;
-    for (int i = 0; i < count; i++)
-      if (span_is(key, names[i])) values[i] = value;
-    more = json_take(s, ',');
-    if (!more && !json_take(s, '}')) return false;
-  }
-  return true;
 }
 
 const char *dumps_call(Text *out, char *calls, size_t bytes) {
   static const char *const of_call[] = {"function"}, *const of_function[] = {"name", "arguments"};
   JsonScan s = {.at = calls, .end = calls + bytes, .halves = true, .nuls = true};
-  JsonScan function = {0},
-           members[2] = {{0}}, *const called = &members[0], *const with = &members[1];
-  Span name;
-  if (!json_take(&s, '[') || json_take(&s, ']') || !find_members(&s, of_call, &function, 1) ||
+  JsonMember function, called[2];
+  const Span *const name = &called[0].string, *const text = &called[1].string;
+  const JsonScan *const arguments = &called[1].value;
+  if (!json_take(&s, '[') || json_take(&s, ']') || !json_members(&s, of_call, 1, &function) ||
       !json_take(&s, ']'))
     return "must be a list of one call";
-  if (!function.at || !find_members(&function, of_function, members, 2))
+  if (!function.value.at || *function.value.at != '{' ||
+      !json_members(&function.value, of_function, 2, called))
     return "must have an object \"function\"";
-  if (!called->at || *called->at != '"' || !take_string(called, &name))
-    return "must have a string \"name\"";
-  if (!with->at) return "must have \"arguments\"";
+  if (!name->text) return "must have a string \"name\"";
+  if (!arguments->at) return "must have \"arguments\"";
   put(out, "{\"name\": \"");
-  text_append(out, name.text, name.bytes);
+  text_append(out, name->text, name->bytes);
   put(out, "\", \"parameters\": ");
-  if (!dumps_json(out, with->at, (size_t)(with->end - with->at)))
+  if (text->text)
+    dumps_string(out, *text);
+  else if (!dumps_json(out, arguments->at, (size_t)(arguments->end - arguments->at)))
     return "have a key twice in the arguments";
   put(out, "}");
   return NULL;

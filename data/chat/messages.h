@@ -9,12 +9,6 @@
 #define ROLE_USER "user"
 #define ROLE_ASSISTANT "assistant"
 
-typedef struct Span {
-  const char *text; // [bytes], not NUL-terminated; NULL: there is none
-  size_t bytes;
-} Span;
-bool span_is(Span span, const char *text);
-
 // Points into memory of the caller, or of the conversation's line.
 typedef struct Message {
   Span role;
@@ -37,7 +31,7 @@ void conversation_add(Conversation *conversation, Message message);
 void conversation_free(Conversation *conversation);
 
 // line[bytes] must be a JSON object. Its "messages" must be a list of objects, of which at least
-// one counts. Reads a message's role, content, tool_calls and weight, and ignores all other keys,
+// one counts; the sentence is about the line. Reads a message's role, content, tool_calls and weight, and ignores all other keys,
 // and keys whose value is null. Accepts any content: the template decides what it can write.
 // Unescapes in place, so the line is spoilt. The messages replace the earlier ones, and are valid
 // as long as the line, until the next call. In content "\u0000" is a NUL, and half of a surrogate

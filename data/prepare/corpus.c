@@ -121,17 +121,16 @@ void bad_line(BadLines *bad, const char *file, int64_t line, const Error *why) {
     error_set(&bad->first, "%.800s:%" PRId64 ": %.1000s", file, line, why->text);
 }
 
-// The document in the line at `start`: text[*length]. Nothing where it is bad, and passed over.
-static int read_line(CorpusReader *r, size_t bytes, char **text, size_t *length, Error *err) {
+// The document in the line at `start`. Empty where it is bad, and passed over.
+static int read_line(CorpusReader *r, size_t bytes, Span *text, Error *err) {
   const Corpus *c = r->corpus;
-  *text = r->buffer + r->start;
-  *length = c->whole_lines ? bytes : 0;
-  if (c->whole_lines ||
-      jsonl_text(*text, bytes, c->field ? c->field : "text", text, length, err) == 0)
+  char *const line = r->buffer + r->start;
+  *text = (Span){line, bytes};
+  if (c->whole_lines || jsonl_text(line, bytes, c->field ? c->field : "text", text, err) == 0)
     return 0;
   const Error why = *err;
   bad_line(&r->bad, open_name(r), r->line, &why);
-  *length = 0;
+  text->bytes = 0;
   if (c->skip_bad) return 0;
   return error_set(err, "'%s' line %" PRId64 " %.1500s; --skip-bad passes over such lines",
                    open_name(r), r->line, why.text);
@@ -141,14 +140,14 @@ static int begin_line(CorpusReader *r, Error *err) {
   size_t bytes = 0;
   int got;
   while ((got = next_line(r, &bytes, err)) > 0) {
-    char *const line = r->buffer + r->start, *text = line;
-    size_t length = 0;
-    if (!is_blank(line, bytes) && read_line(r, bytes, &text, &length, err) != 0) return -1;
-    const size_t before = length > 0 ? (size_t)(text - line) : bytes;
+    const char *const line = r->buffer + r->start;
+    Span text = {0};
+    if (!is_blank(line, bytes) && read_line(r, bytes, &text, err) != 0) return -1;
+    const size_t before = text.bytes > 0 ? (size_t)(text.text - line) : bytes;
     r->start += before;
-    if (length == 0) continue;
-    r->known = length;
-    r->behind = bytes - before - length;
+    if (text.bytes == 0) continue;
+    r->known = text.bytes;
+    r->behind = bytes - before - text.bytes;
     r->complete = true;
     return 1;
   }

@@ -72,10 +72,10 @@ static bool first_line_is_object(const char *start, size_t bytes, const char *fi
   const size_t length = (size_t)((newline ? newline : end) - first);
   *has_field = false;
   if (length == 0 || *first != '{') return false;
-  char *line = memcpy(xmalloc(length), first, length), *text;
-  size_t text_bytes;
+  char *line = memcpy(xmalloc(length), first, length);
+  Span text;
   Error ignored;
-  *has_field = jsonl_text(line, length, field, &text, &text_bytes, &ignored) == 0;
+  *has_field = jsonl_text(line, length, field, &text, &ignored) == 0;
   memcpy(line, first, length); // it was unescaped in place
   JsonScan scan = {.at = line, .end = line + length, .halves = true, .nuls = true};
   const bool object = *has_field || (json_skip(&scan) && json_take_end(&scan));

@@ -30,65 +30,42 @@ int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error
 
 // ---- Taking a tokenizer.json apart
 
-static JsonScan scan_from(const Document *d, size_t at) {
-  return (JsonScan){.at = d->copy + at, .end = d->copy + d->bytes, .nuls = true};
-}
-
-static bool is_key(const char *key, size_t bytes, const char *name) {
-  return bytes == strlen(name) && memcmp(key, name, bytes) == 0;
-}
-
-// Copies the text up to the next value into `rest`, and null for the value.
-// *copied: how much of the text is done.
-static bool cut_out(const Document *d, JsonScan *s, size_t begin, size_t *copied, Text *rest) {
-  s->at = d->copy + begin;
-  if (!json_skip(s)) return false;
-  const size_t end = (size_t)(s->at - d->copy);
-  text_append(rest, d->text + *copied, begin - *copied);
-  text_append(rest, "null", 4);
-  for (size_t i = begin; i < end; i++) // so that sentences name the right line
-    if (d->text[i] == '\n') text_append(rest, "\n", 1);
-  *copied = end;
+// Where the vocabulary and the merges are in the copy.
+static bool find_parts(Document *d, JsonScan *s) {
+  static const char *const of_file[] = {"model"}, *const of_model[] = {"vocab", "merges"};
+  JsonMember model, parts[2] = {{.string = {0}}};
+  if (!json_members(s, of_file, 1, &model) || !json_take_end(s)) return false;
+  if (model.value.at && !json_members(&model.value, of_model, 2, parts)) {
+    *s = model.value;
+    return false;
+  }
+  const JsonScan vocab = parts[0].value, merges = parts[1].value;
+  if (vocab.at && *vocab.at == '{') d->vocab = vocab;
+  if (merges.at && *merges.at == '[') d->merges = merges;
   return true;
 }
 
-// Behind the brace of the document, or of its model.
-static bool take_apart(Document *d, JsonScan *s, bool in_model, size_t *copied, Text *rest) {
-  if (json_take(s, '}')) return true;
-  do {
-    char *key;
-    size_t bytes;
-    if (!json_take_key(s, &key, &bytes)) return false;
-    const bool vocab = in_model && is_key(key, bytes, "vocab"),
-               merges = in_model && is_key(key, bytes, "merges");
-    bool ok;
-    if ((vocab && json_take(s, '{')) || (merges && json_take(s, '['))) {
-      size_t *const at = vocab ? &d->vocab_at : &d->merges_at;
-      *at = (size_t)(s->at - d->copy) - 1;
-      ok = cut_out(d, s, *at, copied, rest);
-    } else if (!in_model && is_key(key, bytes, "model") && json_take(s, '{')) {
-      ok = take_apart(d, s, true, copied, rest);
-    } else {
-      ok = json_skip(s);
-    }
-    if (!ok) return false;
-  } while (json_take(s, ','));
-  return json_take(s, '}') || json_wrong(s, "a comma or } is missing");
+// Puts 0 and white space in place of a part. Newlines stay, so that sentences name the right line.
+static size_t blank(const Document *d, char *tree, const JsonScan *part) {
+  if (!part->at) return 0;
+  const size_t bytes = (size_t)(part->end - part->at);
+  char *const at = tree + (part->at - d->copy);
+  for (size_t i = 0; i < bytes; i++)
+    if (at[i] != '\n') at[i] = ' ';
+  *at = '0';
+  return bytes;
 }
 
-static int read_tree(Document *d, Text *rest, Error *err) {
-  JsonScan s = scan_from(d, 0);
-  size_t copied = 0;
-  const bool object = json_take(&s, '{');
-  if (!(object ? take_apart(d, &s, false, &copied, rest) : json_skip(&s)) || !json_take_end(&s))
+static int read_tree(Document *d, char *tree, Error *err) {
+  JsonScan s = {.at = d->copy, .end = d->copy + d->bytes, .nuls = true};
+  if (!find_parts(d, &s))
     return json_syntax_error(d->name, d->text, d->bytes, (size_t)(s.at - d->copy), s.problem, err);
-  text_append(rest, d->text + copied, d->bytes - copied);
-  text_append(rest, "", 1);
-  if (rest->bytes > MAX_TREE_BYTES)
+  const size_t rest = d->bytes - blank(d, tree, &d->vocab) - blank(d, tree, &d->merges);
+  if (rest > MAX_TREE_BYTES)
     return error_set(err,
                      "%s has %s beside its vocabulary and merges, more than the %s allowed here",
-                     d->name, size_text(rest->bytes).text, size_text(MAX_TREE_BYTES).text);
-  d->tree = json_parse(d->name, rest->data, rest->bytes - 1, err);
+                     d->name, size_text(rest).text, size_text(MAX_TREE_BYTES).text);
+  d->tree = json_parse(d->name, tree, d->bytes, err);
   return d->tree ? 0 : -1;
 }
 
@@ -100,9 +77,9 @@ int document_open(Document *d, const char *name, const char *text, size_t bytes,
   const size_t valid = utf8_valid(text, bytes);
   if (valid < bytes) return json_syntax_error(name, text, bytes, valid, "this is not UTF-8", err);
   d->copy = memcpy(xmalloc(bytes), text, bytes);
-  Text rest = {0};
-  const int status = read_tree(d, &rest, err);
-  free(rest.data);
+  char *tree = memcpy(xcalloc(bytes + 1, 1), text, bytes);
+  const int status = read_tree(d, tree, err);
+  free(tree);
   return status;
 }
 
@@ -166,7 +143,7 @@ const char *component_string(const cJSON *component, const char *key, Error *err
   return NULL;
 }
 
-// ---- Reading the two large parts, which are known to be JSON
+// ---- Reading the two large parts, which are JSON
 
 // The sentence for a fault, with its place in the file.
 static int refuse(const Document *d, const JsonScan *s, Error *err) {
@@ -185,64 +162,53 @@ static bool read_id(JsonScan *s, int64_t *id) {
          json_wrong(s, "an id should be a whole number");
 }
 
-// The text, or, where it is written in GPT-2's alphabet, the bytes that it stands for, in `raw`.
-static bool to_raw(bool byte_level, Text *raw, const char **text, size_t *bytes) {
+// Where the text is written in GPT-2's alphabet, it becomes the bytes that it stands for, in `raw`.
+static bool to_raw(bool byte_level, Text *raw, Span *text) {
   if (!byte_level) return false;
   raw->bytes = 0;
-  const ptrdiff_t n = byte_level_decode(*text, *bytes, text_room(raw, *bytes + 1));
+  const ptrdiff_t n = byte_level_decode(text->text, text->bytes, text_room(raw, text->bytes + 1));
   if (n < 0) return false;
-  *text = raw->data;
-  *bytes = (size_t)n;
+  *text = (Span){raw->data, (size_t)n};
   return true;
 }
 
 static int read_tokens(JsonScan *s, bool byte_level, Text *raw, Vocabulary *v, Error *err) {
+  bool begun = false;
+  int64_t id;
   json_take(s, '{');
-  if (json_take(s, '}')) return 0;
-  do {
-    char *key;
-    size_t bytes;
-    int64_t id;
-    if (!json_take_key(s, &key, &bytes) || !read_id(s, &id)) return -1;
-    const char *text = key;
-    const bool is_raw = to_raw(byte_level, raw, &text, &bytes);
-    if (vocabulary_add(v, text, bytes, is_raw, id, err) != 0) return -1;
-  } while (json_take(s, ','));
-  return 0;
+  for (Span text; json_next(s, '}', &begun, &text);) {
+    if (!read_id(s, &id)) return -1;
+    const bool is_raw = to_raw(byte_level, raw, &text);
+    if (vocabulary_add(v, text.text, text.bytes, is_raw, id, err) != 0) return -1;
+  }
+  return s->problem ? -1 : 0;
 }
 
 int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, Error *err) {
-  if (d->vocab_at == 0)
-    return error_set(err, "%s: model.vocab is missing, or not an object", d->name);
-  JsonScan s = scan_from(d, d->vocab_at);
+  if (!d->vocab.at) return error_set(err, "%s: model.vocab is missing, or not an object", d->name);
+  JsonScan s = d->vocab;
   Text raw = {0};
   const int status = read_tokens(&s, byte_level, &raw, v, err);
   free(raw.data);
   return status == 0 ? 0 : refuse(d, &s, err);
 }
 
-typedef struct Side {
-  char *text;
-  size_t bytes;
-} Side;
-
 // "a b" or ["a", "b"].
-static bool read_merge(JsonScan *s, Side sides[2]) {
+static bool read_merge(JsonScan *s, Span sides[2]) {
   if (json_take(s, '[')) {
-    for (int i = 0; i < 2; i++) {
-      if (i > 0 && !json_take(s, ',')) return json_wrong(s, "a merge should have two tokens");
-      if (!json_take_string(s, &sides[i].text, &sides[i].bytes)) return false;
-    }
-    return json_take(s, ']') || json_wrong(s, "a merge should have two tokens");
+    bool begun = false;
+    int n = 0;
+    for (; n < 2 && json_next(s, ']', &begun, NULL); n++)
+      if (!json_take_string(s, &sides[n])) return false;
+    return (n == 2 && json_take(s, ']')) || json_wrong(s, "a merge should have two tokens");
   }
-  char *text;
-  size_t bytes;
-  if (!json_take_string(s, &text, &bytes)) return false;
-  char *const space = memchr(text, ' ', bytes), *const end = text + bytes;
+  Span text;
+  if (!json_take_string(s, &text)) return false;
+  const char *const space = memchr(text.text, ' ', text.bytes), *const end = text.text + text.bytes;
   if (!space || memchr(space + 1, ' ', (size_t)(end - space) - 1))
     return json_wrong(s, "a merge should be two tokens with a space between");
-  sides[0] = (Side){text, (size_t)(space - text)};
-  sides[1] = (Side){space + 1, (size_t)(end - space) - 1};
+  sides[0] = (Span){text.text, (size_t)(space - text.text)};
+  sides[1] = (Span){space + 1, (size_t)(end - space) - 1};
   return true;
 }
 
@@ -253,44 +219,39 @@ typedef struct MergeReader {
   Text raw, joined;
 } MergeReader;
 
-static int32_t find_token(MergeReader *r, const char *token, size_t token_bytes, Error *err) {
-  const char *text = token;
-  size_t bytes = token_bytes;
-  const bool raw = to_raw(r->byte_level, &r->raw, &text, &bytes);
-  const int32_t id = vocabulary_find(r->vocabulary, text, bytes, raw);
+static int32_t find_token(MergeReader *r, Span token, Error *err) {
+  Span text = token;
+  const bool raw = to_raw(r->byte_level, &r->raw, &text);
+  const int32_t id = vocabulary_find(r->vocabulary, text.text, text.bytes, raw);
   if (id < 0)
     error_set(err, "merge %zu names '%.*s', which the vocabulary does not have",
-              r->merges->count + 1, token_bytes < 100 ? (int)token_bytes : 100, token);
+              r->merges->count + 1, token.bytes < 100 ? (int)token.bytes : 100, token.text);
   return id;
 }
 
-static int add_merge(MergeReader *r, const Side sides[2], Error *err) {
-  int32_t ids[3];
+static int add_merge(MergeReader *r, const Span sides[2], Error *err) {
   r->joined.bytes = 0;
-  for (int i = 0; i < 2; i++) {
-    text_append(&r->joined, sides[i].text, sides[i].bytes);
-    if ((ids[i] = find_token(r, sides[i].text, sides[i].bytes, err)) < 0) return -1;
-  }
-  if ((ids[2] = find_token(r, r->joined.data, r->joined.bytes, err)) < 0) return -1;
+  for (int i = 0; i < 2; i++) text_append(&r->joined, sides[i].text, sides[i].bytes);
+  const Span tokens[3] = {sides[0], sides[1], {r->joined.data, r->joined.bytes}};
+  int32_t ids[3];
+  for (int i = 0; i < 3; i++)
+    if ((ids[i] = find_token(r, tokens[i], err)) < 0) return -1;
   merges_add(r->merges, ids[0], ids[1], ids[2]);
   return 0;
 }
 
 static int read_merges(JsonScan *s, MergeReader *r, Error *err) {
+  Span sides[2];
   json_take(s, '[');
-  if (json_take(s, ']')) return 0;
-  do {
-    Side sides[2];
+  for (bool begun = false; json_next(s, ']', &begun, NULL);)
     if (!read_merge(s, sides) || add_merge(r, sides, err) != 0) return -1;
-  } while (json_take(s, ','));
-  return 0;
+  return s->problem ? -1 : 0;
 }
 
 int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
                          Error *err) {
-  if (d->merges_at == 0)
-    return error_set(err, "%s: model.merges is missing, or not a list", d->name);
-  JsonScan s = scan_from(d, d->merges_at);
+  if (!d->merges.at) return error_set(err, "%s: model.merges is missing, or not a list", d->name);
+  JsonScan s = d->merges;
   MergeReader r = {.byte_level = byte_level, .vocabulary = v, .merges = m};
   const int status = read_merges(&s, &r, err);
   free(r.raw.data);

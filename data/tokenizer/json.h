@@ -1,6 +1,7 @@
 // tokenizer.json as a text: its parts, and a byte-level BPE written as one.
 #pragma once
 #include <cjson/cJSON.h>
+#include "base/json.h"
 #include "data/tokenizer/vocabulary.h"
 
 // ---- Reading. The vocabulary and the merges, which can be hundreds of thousands of values, are
@@ -10,9 +11,9 @@ typedef struct Document {
   const char *name; // for sentences
   const char *text; // [bytes], the caller's
   size_t bytes;
-  char *copy;                 // owned, of the text; its strings are unescaped in place
-  cJSON *tree;                // owned; null stands in place of model.vocab and model.merges
-  size_t vocab_at, merges_at; // where these two begin in the text; 0: not there
+  char *copy;             // owned, of the text; its strings are unescaped in place
+  JsonScan vocab, merges; // model.vocab and model.merges in it; `at` is NULL where one is missing
+  cJSON *tree;            // owned; 0 stands in place of these two
 } Document;
 
 int document_open(Document *d, const char *name, const char *text, size_t bytes, Error *err);

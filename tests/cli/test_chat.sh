@@ -61,7 +61,7 @@ refuses_line() { # refuses_line NAME WORDS LINE
   { head -n 1 turns.jsonl; printf '%s\n' "$3"; } >bad.jsonl
   refuses "$1" "'bad.jsonl' line 2: $2" --chat --tokenizer tok bad.jsonl
 }
-refuses_line a_line_of_text 'it is not JSON' 'Hello'
+refuses_line a_line_of_text 'is not JSON' 'Hello'
 refuses_line an_object_without_messages 'it has no messages' '{"text": "Hello"}'
 refuses_line empty_messages 'it has no messages' '{"messages": []}'
 refuses_line a_user_alone 'it has no message of the assistant' '{"messages": [{"role": "user", "content": "a"}]}'
@@ -95,7 +95,7 @@ check a_template_that_would_be_the_new_tokenizers "$(cat stderr)" grep -q "'old/
 { echo Hello; cat turns.jsonl; echo '{"messages": []}'; } >mixed.jsonl
 runs --chat --skip-bad --tokenizer tok --out mixed mixed.jsonl
 check bad_conversations_are_counted "$(cat stdout)" \
-  grep -q '^bad        2 lines skipped, the first: mixed.jsonl:1: it is not JSON' stdout
+  grep -q '^bad        2 lines skipped, the first: mixed.jsonl:1: is not JSON' stdout
 check and_the_others_are_there "$(cat stdout)" test "$(cat mixed/*.bin | wc -c)" = "$(cat chat/*.bin | wc -c)"
 refuses a_bad_conversation_names_the_way_past_it '; --skip-bad passes over such lines' --chat --tokenizer tok mixed.jsonl
 

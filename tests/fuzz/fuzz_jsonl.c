@@ -29,20 +29,20 @@ static void compare(const char *line, size_t size, const char *text, size_t text
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   Error err = {""};
-  char *line = xmalloc(size), *copy = xmalloc(size + 1), *text = NULL;
-  size_t text_bytes = 0;
+  char *line = xmalloc(size), *copy = xmalloc(size + 1);
+  Span text;
   memcpy(line, bytes, size);
   memcpy(copy, bytes, size);
   copy[size] = '\0';
-  if (jsonl_text(line, size, "a.b", &text, &text_bytes, &err) != 0) assert(err.text[0]);
+  if (jsonl_text(line, size, "a.b", &text, &err) != 0) assert(err.text[0]);
   memcpy(line, bytes, size);
   err.text[0] = '\0';
-  if (jsonl_text(line, size, "text", &text, &text_bytes, &err) != 0) {
+  if (jsonl_text(line, size, "text", &text, &err) != 0) {
     assert(err.text[0]);
   } else {
-    assert(text >= line && text_bytes <= size && text + text_bytes <= line + size);
-    const bool halves = memmem(text, text_bytes, "\xef\xbf\xbd", 3) != NULL;
-    if (!halves) compare(copy, size, text, text_bytes);
+    assert(text.text >= line && text.bytes <= size && text.text + text.bytes <= line + size);
+    const bool halves = memmem(text.text, text.bytes, "\xef\xbf\xbd", 3) != NULL;
+    if (!halves) compare(copy, size, text.text, text.bytes);
   }
   free(copy);
   free(line);

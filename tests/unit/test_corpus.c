@@ -14,12 +14,11 @@ static void field_is(const char *line, const char *field, const char *expected, 
   char copy[512];
   const size_t length = strlen(line);
   memcpy(copy, line, length);
-  char *text = NULL;
-  size_t text_bytes = 0;
+  Span text;
   Error err;
-  must(jsonl_text(copy, length, field, &text, &text_bytes, &err), &err);
-  assert_int_equal(text_bytes, bytes);
-  assert_memory_equal(text, expected, bytes);
+  must(jsonl_text(copy, length, field, &text, &err), &err);
+  assert_int_equal(text.bytes, bytes);
+  assert_memory_equal(text.text, expected, bytes);
 }
 
 #define FIELD_IS(line, field, expected) field_is(line, field, expected, sizeof expected - 1)
@@ -46,11 +45,11 @@ TEST(a_dotted_field_lies_in_objects) {
 TEST(values_too_deep_in_each_other_are_refused) {
   for (int object = 0; object < 2; object++) {
     const size_t depth = 100000, unit = object ? 5 : 1;
-    char *line = held(xmalloc(6 + depth * unit)), *text;
+    char *line = held(xmalloc(6 + depth * unit));
+    Span text;
     memcpy(line, "{\"x\":", 5);
     for (size_t i = 0; i < depth; i++) memcpy(line + 5 + i * unit, object ? "{\"x\":" : "[", unit);
-    size_t bytes;
-    expect_error(jsonl_text(line, 5 + depth * unit, "text", &text, &bytes, &err), &err, "512 deep");
+    expect_error(jsonl_text(line, 5 + depth * unit, "text", &text, &err), &err, "512 deep");
   }
 }
 

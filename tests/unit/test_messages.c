@@ -14,9 +14,8 @@ typedef int InputReader(const char *name, char *text, size_t bytes, Error *err);
 
 static int read_jsonl(const char *name, char *text, size_t bytes, Error *err) {
   (void)name;
-  char *document;
-  size_t document_bytes;
-  return jsonl_text(text, bytes, "a.b", &document, &document_bytes, err);
+  Span document;
+  return jsonl_text(text, bytes, "a.b", &document, err);
 }
 
 static int read_mixture(const char *name, char *text, size_t bytes, Error *err) {
