@@ -7,12 +7,12 @@
 
 // ---- Reading the model
 
-static int check_empty(const cJSON *model, const char *key, Error *err) {
+static void check_empty(const cJSON *model, const char *key, Error *err) {
   const cJSON *field = cJSON_GetObjectItemCaseSensitive(model, key);
   const bool empty = !field || cJSON_IsNull(field) ||
                      (cJSON_IsString(field) && field->valuestring[0] == '\0') ||
                      (cJSON_IsNumber(field) && field->valuedouble == 0);
-  return empty ? 0 : error_set(err, "model.%s is not supported", key);
+  if (!empty) error_set(err, "model.%s is not supported", key);
 }
 
 static int read_unknown(Bpe *bpe, const cJSON *model, Error *err) {
@@ -20,7 +20,7 @@ static int read_unknown(Bpe *bpe, const cJSON *model, Error *err) {
   bpe->unknown = NO_TOKEN;
   if (!field || cJSON_IsNull(field)) return 0;
   const char *text = component_string(model, "unk_token", err);
-  if (!text) return -1;
+  if (err->text[0]) return -1;
   bpe->unknown = vocabulary_find_named(&bpe->vocabulary, text, bpe->byte_level);
   if (bpe->unknown == NO_TOKEN && !bpe->byte_level)
     return error_set(err, "model.unk_token '%.100s' is not in the vocabulary", text);
@@ -40,17 +40,14 @@ static void index_bytes(Bpe *bpe) {
 
 static int read_model(Bpe *bpe, const cJSON *model, Error *err) {
   const char *type = component_string(model, "type", err);
-  if (!type) return -1;
-  if (strcmp(type, "BPE") != 0) return error_set(err, "its type %.50s is not supported", type);
-  static const char *const unsupported[] = {"dropout", "continuing_subword_prefix",
-                                            "end_of_word_suffix"};
-  for (int i = 0; i < 3; i++)
-    if (check_empty(model, unsupported[i], err) != 0) return -1;
-  if (component_flag(model, "ignore_merges", &bpe->ignore_merges, err) != 0 ||
-      component_flag(model, "fuse_unk", &bpe->fuse_unknown, err) != 0 ||
-      component_flag(model, "byte_fallback", &bpe->byte_fallback, err) != 0)
-    return -1;
-  return 0;
+  bpe->ignore_merges = component_flag(model, "ignore_merges", false, err);
+  bpe->fuse_unknown = component_flag(model, "fuse_unk", false, err);
+  bpe->byte_fallback = component_flag(model, "byte_fallback", false, err);
+  check_empty(model, "dropout", err);
+  check_empty(model, "continuing_subword_prefix", err);
+  check_empty(model, "end_of_word_suffix", err);
+  if (strcmp(type, "BPE") != 0) error_set(err, "its type %.50s is not supported", type);
+  return err->text[0] ? -1 : 0;
 }
 
 // ---- Where a text may be cut

@@ -28,21 +28,6 @@ static int sort(AddedTokens *added, Error *err) {
   return 0;
 }
 
-static int read_flags(AddedToken *token, const cJSON *item, Error *err) {
-  bool single_word = false;
-  const struct {
-    const char *key;
-    bool *value;
-  } flags[] = {{"special", &token->special},
-               {"normalized", &token->normalized},
-               {"single_word", &single_word},
-               {"lstrip", &token->left},
-               {"rstrip", &token->right}};
-  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
-    if (component_flag(item, flags[i].key, flags[i].value, err) != 0) return -1;
-  return single_word ? component_refused(item, err) : 0;
-}
-
 static int make_pattern(AddedToken *token, const Steps *normalizer, Error *err) {
   NormalizerBuffers buffers = {0};
   const size_t bytes = strlen(token->content);
@@ -72,12 +57,14 @@ int added_read(AddedTokens *raw, AddedTokens *normalized, const cJSON *list, boo
     return error_set(err, "added_tokens is not a list");
   int32_t next = vocabulary->count;
   for (const cJSON *item = list ? list->child : NULL; item; item = item->next) {
-    AddedToken token = {0};
-    int64_t id = -1;
+    AddedToken token = {.special = component_flag(item, "special", false, err),
+                        .normalized = component_flag(item, "normalized", false, err),
+                        .left = component_flag(item, "lstrip", false, err),
+                        .right = component_flag(item, "rstrip", false, err)};
+    const int64_t id = component_count(item, "id", -1, err);
     const char *content = component_string(item, "content", err);
-    if (!content || component_count(item, "id", &id, err) != 0 ||
-        read_flags(&token, item, err) != 0)
-      return error_prefix(err, "added_tokens");
+    if (component_flag(item, "single_word", false, err)) component_refused(item, err);
+    if (err->text[0]) return error_prefix(err, "added_tokens");
     const int32_t known = vocabulary_find_named(vocabulary, content, byte_level);
     token.id = known >= 0 ? known : next++;
     if (token.id != id)

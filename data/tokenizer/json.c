@@ -92,55 +92,59 @@ void document_close(Document *d) {
 
 enum { MAX_SEQUENCES = 16 };
 
-static int read_component(const cJSON *component, const char *list, int depth,
-                          ComponentReader *read, void *into, Error *err) {
-  if (!component || cJSON_IsNull(component)) return 0;
+static void read_component(const cJSON *component, const char *list, int depth,
+                           ComponentReader *read, void *into, Error *err) {
+  if (!component || cJSON_IsNull(component)) return;
   const char *type = component_string(component, "type", err);
-  if (!type) return -1;
-  if (strcmp(type, "Sequence") != 0) return read(into, component, type, err);
+  if (strcmp(type, "Sequence") != 0) {
+    if (!err->text[0]) read(into, component, type, err);
+    return;
+  }
   const cJSON *members = cJSON_GetObjectItemCaseSensitive(component, list);
-  if (!cJSON_IsArray(members)) return error_set(err, "a Sequence without its list '%s'", list);
-  if (depth == MAX_SEQUENCES) return error_set(err, "Sequences lie in each other too deep");
-  for (const cJSON *member = members->child; member; member = member->next)
-    if (read_component(member, list, depth + 1, read, into, err) != 0) return -1;
-  return 0;
+  if (!cJSON_IsArray(members))
+    error_set(err, "a Sequence without its list '%s'", list);
+  else if (depth == MAX_SEQUENCES)
+    error_set(err, "Sequences lie in each other too deep");
+  else
+    for (const cJSON *m = members->child; m && !err->text[0]; m = m->next)
+      read_component(m, list, depth + 1, read, into, err);
 }
 
 int component_read(const cJSON *component, const char *what, const char *list,
                    ComponentReader *read, void *into, Error *err) {
-  if (read_component(component, list, 0, read, into, err) == 0) return 0;
-  return error_prefix(err, "%s", what);
+  read_component(component, list, 0, read, into, err);
+  return err->text[0] ? error_prefix(err, "%s", what) : 0;
 }
 
-int component_refused(const cJSON *component, Error *err) {
-  return error_set(err, "%s is not supported: data/README.md lists what is",
-                   json_shown(component).text);
+void component_refused(const cJSON *component, Error *err) {
+  if (err->text[0]) return;
+  error_set(err, "%s is not supported: data/README.md lists what is", json_shown(component).text);
 }
 
-static int wrong_field(const cJSON *component, const char *key, const char *what, Error *err) {
-  return error_set(err, "'%s' should be %s in %s", key, what, json_shown(component).text);
+static void wrong_field(const cJSON *component, const char *key, const char *what, Error *err) {
+  error_set(err, "'%s' should be %s in %s", key, what, json_shown(component).text);
 }
 
-int component_flag(const cJSON *component, const char *key, bool *value, Error *err) {
+bool component_flag(const cJSON *component, const char *key, bool missing, Error *err) {
   const cJSON *field = cJSON_GetObjectItemCaseSensitive(component, key);
-  if (!field || cJSON_IsNull(field)) return 0;
-  if (!cJSON_IsBool(field)) return wrong_field(component, key, "true or false", err);
-  *value = cJSON_IsTrue(field);
-  return 0;
+  if (!field || cJSON_IsNull(field)) return missing;
+  if (!cJSON_IsBool(field)) wrong_field(component, key, "true or false", err);
+  return cJSON_IsTrue(field);
 }
 
-int component_count(const cJSON *component, const char *key, int64_t *value, Error *err) {
+int64_t component_count(const cJSON *component, const char *key, int64_t missing, Error *err) {
   const cJSON *field = cJSON_GetObjectItemCaseSensitive(component, key);
-  if (!field) return 0;
-  if (json_integer(field, value) == 0 && *value >= 0 && *value <= INT32_MAX) return 0;
-  return wrong_field(component, key, "a whole number from 0 on", err);
+  int64_t value = missing;
+  if (field && (json_integer(field, &value) != 0 || value < 0 || value > INT32_MAX))
+    wrong_field(component, key, "a whole number from 0 on", err);
+  return value;
 }
 
 const char *component_string(const cJSON *component, const char *key, Error *err) {
   const cJSON *field = cJSON_GetObjectItemCaseSensitive(component, key);
   if (cJSON_IsString(field)) return field->valuestring;
   wrong_field(component, key, "a string", err);
-  return NULL;
+  return "";
 }
 
 // ---- Reading the two large parts, which are JSON

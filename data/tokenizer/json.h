@@ -25,24 +25,25 @@ int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, 
 int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
                          Error *err);
 
-// A component is an object with a "type" and fields, or a Sequence of such.
+// A component is an object with a "type" and fields, or a Sequence of such. Where one is wrong there
+// is a sentence in err, which is empty before.
 // Reads one component that is no Sequence. `into` is the caller's.
-typedef int ComponentReader(void *into, const cJSON *component, const char *type, Error *err);
+typedef void ComponentReader(void *into, const cJSON *component, const char *type, Error *err);
 
-// Calls `read` for the component, or for each component of a Sequence, in order; for null and NULL
-// not at all.
+// Calls `read` for the component, or for each component of a Sequence, in order, up to the first
+// that is wrong; for null and NULL not at all. -1: one is.
 // `what`: the first word of a sentence, such as "normalizer"; `list`: the key of a Sequence's
 // members.
 int component_read(const cJSON *component, const char *what, const char *list,
                    ComponentReader *read, void *into, Error *err);
 
-// The sentence for one that is not known, or known and not supported as it is.
-int component_refused(const cJSON *component, Error *err);
+// The sentence for one that is not known, or known and not supported as it is. An earlier one stays.
+void component_refused(const cJSON *component, Error *err);
 
-// Fields. *value must hold the value of a missing one.
-int component_flag(const cJSON *component, const char *key, bool *value, Error *err);
-int component_count(const cJSON *component, const char *key, int64_t *value, Error *err);
-// Never missing; NULL is an error. The string belongs to the component.
+// Fields, or `missing`. The string, which must be there, belongs to the component; "" where it is
+// wrong.
+bool component_flag(const cJSON *component, const char *key, bool missing, Error *err);
+int64_t component_count(const cJSON *component, const char *key, int64_t missing, Error *err);
 const char *component_string(const cJSON *component, const char *key, Error *err);
 
 // -1 where these bytes of the file `path` are SentencePiece's tokenizer.model, which is not read

@@ -25,31 +25,33 @@ static int32_t find_token(const Tokenizer *t, const char *text) {
 }
 
 // The one special token that a template puts in front of the text is BOS.
-static int read_template(Tokenizer *t, const cJSON *template, Error *err) {
+static void read_template(Tokenizer *t, const cJSON *template, Error *err) {
   const cJSON *single = cJSON_GetObjectItemCaseSensitive(template, "single");
   const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens");
   for (const cJSON *p = cJSON_IsArray(single) ? single->child : NULL; p; p = p->next) {
-    if (cJSON_HasObjectItem(p, "Sequence")) return 0;
+    if (cJSON_HasObjectItem(p, "Sequence")) return;
     const cJSON *special = cJSON_GetObjectItemCaseSensitive(p, "SpecialToken");
     const char *name = component_string(special, "id", err);
-    if (!name) return -1;
+    if (err->text[0]) return;
     const cJSON *token = cJSON_GetObjectItemCaseSensitive(tokens, name);
     const cJSON *ids = cJSON_GetObjectItemCaseSensitive(token, "ids");
     int64_t id;
     if (json_integer(cJSON_GetArrayItem(ids, 0), &id) != 0 ||
         !vocabulary_has(&t->bpe.vocabulary, id))
-      return error_set(err, "the special token '%.100s' has no id in the vocabulary", name);
-    if (t->facts.bos != NO_TOKEN || cJSON_GetArraySize(ids) != 1)
-      return error_set(err, "more than one token in front of a text is not supported");
+      error_set(err, "the special token '%.100s' has no id in the vocabulary", name);
+    else if (t->facts.bos != NO_TOKEN || cJSON_GetArraySize(ids) != 1)
+      error_set(err, "more than one token in front of a text is not supported");
+    if (err->text[0]) return;
     t->facts.bos = (int32_t)id;
   }
-  return error_set(err, "a TemplateProcessing without a Sequence in 'single'");
+  error_set(err, "a TemplateProcessing without a Sequence in 'single'");
 }
 
-static int read_post_processor(void *into, const cJSON *component, const char *type, Error *err) {
-  if (strcmp(type, "ByteLevel") == 0) return 0; // about offsets alone
-  if (strcmp(type, "TemplateProcessing") == 0) return read_template(into, component, err);
-  return component_refused(component, err);
+static void read_post_processor(void *into, const cJSON *component, const char *type, Error *err) {
+  if (strcmp(type, "TemplateProcessing") == 0)
+    read_template(into, component, err);
+  else if (strcmp(type, "ByteLevel") != 0) // about offsets alone
+    component_refused(component, err);
 }
 
 static const cJSON *member(const Document *d, const char *key) {
@@ -173,6 +175,7 @@ static uint64_t fingerprint(const Tokenizer *t) {
 // ---- The whole document
 
 static int read_document(Tokenizer *t, const Document *d, Error *err) {
+  err->text[0] = '\0';
   if (!cJSON_IsObject(d->tree) || !cJSON_IsObject(member(d, "model")))
     return error_set(err, "%s is not a tokenizer.json: it has no object 'model'", d->name);
   if (steps_read(&t->normalizer, NORMALIZE, member(d, "normalizer"), err) != 0 ||
