@@ -265,29 +265,12 @@ int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v
 
 // ---- Writing: tokens as text, each byte a character of GPT-2's alphabet
 
-// Every token's characters, each token with a NUL behind it.
-typedef struct Names {
-  char *text;
-  size_t *starts; // [count] into text
-} Names;
-
-static Names spell_tokens(const BpeExport *bpe) {
-  const size_t count = (size_t)bpe->count, bytes = bpe->offsets[count];
-  Names names = {.text = xmalloc(2 * bytes + count + 1),
-                 .starts = xmalloc(count * sizeof *names.starts)};
-  size_t used = 0;
-  for (size_t i = 0; i < count; i++) {
-    names.starts[i] = used;
-    const size_t start = bpe->offsets[i], length = bpe->offsets[i + 1] - start;
-    used += byte_level_encode(bpe->bytes + start, length, names.text + used);
-    names.text[used++] = '\0';
-  }
-  return names;
-}
-
-static void free_names(Names *names) {
-  free(names->text);
-  free(names->starts);
+// A token in GPT-2's alphabet. The caller frees it.
+static char *spell(const Vocabulary *v, int32_t id) {
+  const size_t bytes = v->tokens[id].length;
+  char *name = xmalloc(2 * bytes + 1);
+  name[byte_level_encode(vocabulary_text(v, id), bytes, name)] = '\0';
+  return name;
 }
 
 // ---- tokenizer.json, but for the values that a BPE has
@@ -332,35 +315,40 @@ static void free_names(Names *names) {
 
 // A merge is "left right", which every version of the readers takes: no character of the alphabet
 // is a space.
-static void put_merges(JsonWriter *w, const BpeExport *bpe, const Names *names) {
+static void put_merges(JsonWriter *w, const Vocabulary *v, const Merges *m) {
   json_open(w, "merges", '[');
-  for (int64_t i = 0; i < bpe->merge_count; i++) {
-    const char *left = names->text + names->starts[bpe->merges[i][0]];
-    const char *right = names->text + names->starts[bpe->merges[i][1]];
+  for (size_t i = 0; i < m->count; i++) {
+    char *left = spell(v, m->list[i].left), *right = spell(v, m->list[i].right);
     char *merge = xasprintf("%s %s", left, right);
     json_string(w, NULL, merge);
+    free(left);
+    free(right);
     free(merge);
   }
   json_close(w, ']');
 }
 
-static void put_vocabulary(JsonWriter *w, const BpeExport *bpe, const Names *names) {
+static void put_vocabulary(JsonWriter *w, const Vocabulary *v) {
   json_open(w, "vocab", '{');
-  for (int32_t i = 0; i < bpe->count; i++) json_whole(w, names->text + names->starts[i], i);
+  for (int32_t id = 0; id < v->size; id++) {
+    char *name = spell(v, id);
+    json_whole(w, name, id);
+    free(name);
+  }
   json_close(w, '}');
 }
 
-static void put_tree(JsonWriter *w, const cJSON *item, const BpeExport *bpe, const Names *names) {
+static void put_tree(JsonWriter *w, const cJSON *item, const Vocabulary *v, const Merges *m) {
   const char *name = item->string;
   const bool object = cJSON_IsObject(item);
   if (name && strcmp(name, "vocab") == 0) {
-    put_vocabulary(w, bpe, names);
+    put_vocabulary(w, v);
   } else if (name && strcmp(name, "merges") == 0) {
-    put_merges(w, bpe, names);
+    put_merges(w, v, m);
   } else if (object || cJSON_IsArray(item)) {
     json_open(w, name, object ? '{' : '[');
     for (const cJSON *member = item->child; member; member = member->next)
-      put_tree(w, member, bpe, names);
+      put_tree(w, member, v, m);
     json_close(w, object ? '}' : ']');
   } else if (cJSON_IsString(item)) {
     json_string(w, name, item->valuestring);
@@ -381,11 +369,11 @@ static char *cut_and_bytes(const char *pattern) {
   return json;
 }
 
-// The special tokens, as many as there are, with commas between them. The caller frees it.
-static char *special_tokens(const BpeExport *bpe) {
+// The special tokens with commas between them, the first with the id `first`. The caller frees it.
+static char *special_tokens(const char *const *special, int count, int32_t first) {
   char *list = xstrdup("");
-  for (int i = 0; i < bpe->special_count; i++) {
-    char *before = list, *token = xasprintf(SPECIAL_TOKEN, bpe->count + i, bpe->special[i]);
+  for (int i = 0; i < count; i++) {
+    char *before = list, *token = xasprintf(SPECIAL_TOKEN, first + i, special[i]);
     list = xasprintf("%s%s%s", before, i > 0 ? "," : "", token);
     free(before);
     free(token);
@@ -393,18 +381,17 @@ static char *special_tokens(const BpeExport *bpe) {
   return list;
 }
 
-char *export_tokenizer(const BpeExport *bpe) {
+char *export_tokenizer(const Vocabulary *v, const Merges *m, const char *pattern,
+                       const char *const *special, int special_count) {
   JsonWriter w = {.indent = 2};
   Error err;
-  char *cut = cut_and_bytes(bpe->pattern), *special = special_tokens(bpe);
-  char *json = xasprintf(TOKENIZER_JSON, special, cut, bpe->count);
+  char *cut = cut_and_bytes(pattern), *tokens = special_tokens(special, special_count, v->size);
+  char *json = xasprintf(TOKENIZER_JSON, tokens, cut, v->size);
   cJSON *tree = json_parse("tokenizer.json", json, strlen(json), &err);
-  Names names = spell_tokens(bpe);
-  put_tree(&w, tree, bpe, &names);
+  put_tree(&w, tree, v, m);
   cJSON_Delete(tree);
-  free_names(&names);
   free(json);
-  free(special);
+  free(tokens);
   free(cut);
   return w.text;
 }

@@ -56,19 +56,11 @@ int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error
 // ---- Writing, as the Python packages tokenizers and transformers load it. The same input gives
 // the same bytes
 
-typedef struct BpeExport {
-  const char *bytes;          // the tokens' bytes, one token after the other
-  const size_t *offsets;      // [count + 1] token i is bytes [offsets[i], offsets[i + 1])
-  int32_t count;              // tokens; no two are the same bytes, and every byte is one of them
-  const int32_t (*merges)[2]; // [merge_count] the tokens to join, the first to be joined first
-  int64_t merge_count;
-  const char *pattern;        // text is cut by this regular expression first; NULL: it is not cut
-  const char *const *special; // [special_count] the special tokens, first <|begin_of_text|>; their
-  int special_count;          // ids are count, count + 1 and so on
-} BpeExport;
-
-// tokenizer.json. NUL-terminated; the caller frees it.
-char *export_tokenizer(const BpeExport *bpe);
+// tokenizer.json. Every byte is one of the tokens, which are all raw. pattern: text is cut by this
+// regular expression first; NULL: it is not cut. The ids of special[special_count] follow those of
+// the tokens; the first is <|begin_of_text|>. NUL-terminated; the caller frees it.
+char *export_tokenizer(const Vocabulary *vocabulary, const Merges *merges, const char *pattern,
+                       const char *const *special, int special_count);
 // tokenizer_config.json, of any tokenizer. begin, end and chat_template may be NULL. The caller
 // frees it.
 char *export_tokenizer_config(const char *begin, const char *end, const char *chat_template);

@@ -263,14 +263,12 @@ bool tokenizer_always_finds(const Tokenizer *t, int32_t id) {
 // ---- The byte tokenizer: a byte-level BPE without merges
 
 static Tokenizer *open_bytes(Error *err) {
-  char bytes[256];
-  size_t offsets[257];
-  for (size_t i = 0; i < 256; i++) bytes[i] = (char)i;
-  for (size_t i = 0; i < 257; i++) offsets[i] = i;
-  const char *const special[] = {BPE_BEGIN, BPE_END};
-  const BpeExport export = {
-      .bytes = bytes, .offsets = offsets, .count = 256, .special = special, .special_count = 2};
-  char *json = export_tokenizer(&export);
+  static const char *const special[] = {BPE_BEGIN, BPE_END};
+  const Merges none = {0};
+  Vocabulary bytes = {0};
+  for (int i = 0; i < 256; i++) vocabulary_add(&bytes, &(char){(char)i}, 1, true, i, err);
+  char *json = export_tokenizer(&bytes, &none, NULL, special, 2);
+  vocabulary_close(&bytes);
   Tokenizer *t = open_over(BYTES_NAME, json, strlen(json), err);
   if (t) find_end(t);
   return t;

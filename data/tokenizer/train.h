@@ -13,6 +13,14 @@
 
 enum { BPE_MIN_VOCAB = 258, BPE_MAX_VOCAB = 1 << 20, BPE_LONGEST_WORD = 256, BPE_MARKERS = 4 };
 
+// What bounds the memory while words are counted.
+typedef struct CountLimits {
+  size_t longest_word;    // bytes; longer ones are cut
+  size_t batch_bytes;     // of text that waits until all threads count; 1 MiB at least
+  size_t max_words;       // different words. Where there are more after a batch,
+  size_t max_words_bytes; // or more bytes of them, the rarest are forgotten, to half of it
+} CountLimits;
+
 typedef struct BpeOptions {
   // All ids: 256 bytes, the merges' tokens, BPE_BEGIN, BPE_END, the markers.
   int64_t vocab_size;
@@ -22,6 +30,7 @@ typedef struct BpeOptions {
   // are the caller's until the trainer is closed.
   const char *markers[BPE_MARKERS];
   const char *chat_template;
+  CountLimits limits; // zeros: those above
 } BpeOptions;
 
 typedef struct BpeTrainer BpeTrainer;
@@ -52,8 +61,8 @@ int64_t bpe_trainer_text_tokens(const BpeTrainer *trainer);
 // there. They are synced, and take their names when both are complete.
 int bpe_trainer_save(const BpeTrainer *trainer, const char *folder, Error *err);
 
-// ---- Its first half: the words of the text and how often each comes. Different words (byte
-// strings) are numbered in the order of their coming
+// ---- The words of the text and how often each comes. Different words (byte strings) are numbered
+// in the order of their coming
 
 typedef struct Word {
   int64_t count;
@@ -71,26 +80,7 @@ typedef struct WordTable {
   size_t slot_count;
 } WordTable;
 
-void words_free(WordTable *table);
 // Counts a word `times` more; returns its number.
 size_t words_add(WordTable *table, const char *word, size_t length, int64_t times);
-
-// Cuts text into words by a pattern, on several threads.
-typedef struct WordCounter WordCounter;
-
-typedef struct CountLimits {
-  size_t longest_word;    // bytes; longer ones are cut
-  size_t batch_bytes;     // of text that waits until all threads count; 1 MiB at least
-  size_t max_words;       // different words. Where there are more after a batch,
-  size_t max_words_bytes; // or more bytes of them, the rarest are forgotten, to half of it
-} CountLimits;
-
-// threads = 0: one for each core. NULL if the pattern is wrong.
-WordCounter *counter_open(const char *pattern, const CountLimits *limits, int threads, Error *err);
-void counter_close(WordCounter *counter); // NULL is fine
-
-// As bpe_trainer_add of train.h.
-int counter_add(WordCounter *counter, const char *text, size_t bytes, Error *err);
-// Counts the rest and gives the words, in any order. The same pieces of text give the same words,
-// however many threads count.
-int counter_finish(WordCounter *counter, WordTable *words, Error *err);
+// Counts the rest and gives the words so far, the trainer's; NULL on error, as of bpe_trainer_add.
+WordTable *bpe_trainer_words(BpeTrainer *trainer, Error *err);

@@ -347,16 +347,10 @@ TEST(a_failed_save_leaves_nothing) {
 
 // ---- Counting words: how text is cut, and what is forgotten
 
-static void count(WordCounter *counter, const char *text, size_t bytes) {
+static WordTable *counted(BpeTrainer *trainer) {
   Error err;
-  must(counter_add(counter, text, bytes, &err), &err);
-}
-
-static WordTable counted(WordCounter *counter) {
-  Error err;
-  WordTable words;
-  must(counter_finish(counter, &words, &err), &err);
-  counter_close(counter);
+  WordTable *words = bpe_trainer_words(trainer, &err);
+  if (!words) fail_msg("%s", err.text);
   return words;
 }
 
@@ -364,79 +358,82 @@ static int64_t count_of(WordTable *words, const char *word, size_t length) {
   return words->words[words_add(words, word, length, 0)].count;
 }
 
-static WordCounter *small_counter(const char *pattern) {
+static BpeTrainer *counter_for(const char *pattern, CountLimits limits, int threads) {
   Error err;
-  const CountLimits limits = {
-      .longest_word = 8, .batch_bytes = 1 << 20, .max_words = 1000, .max_words_bytes = 1000};
-  WordCounter *counter = counter_open(pattern, &limits, 1, &err);
-  assert_non_null(counter);
-  return counter;
+  BpeTrainer *trainer = bpe_trainer_open(
+      &(BpeOptions){.vocab_size = 300, .pattern = pattern, .threads = threads, .limits = limits},
+      &err);
+  assert_non_null(trainer);
+  return trainer;
 }
 
+static const CountLimits small = {
+    .longest_word = 8, .batch_bytes = 1 << 20, .max_words = 1000, .max_words_bytes = 1000};
+
 TEST(long_words_are_cut_between_characters) {
-  WordCounter *counter = small_counter("\\p{L}+");
-  count(counter, "aaaaaaa\u00e9xyz", 12); // the eighth byte is the first of two
-  count(counter, "\x80\x80\x80\x80\x80\x80\x80\x80\x80", 9);
-  count(counter, "a b", 3);
-  WordTable words = counted(counter);
-  assert_int_equal(words.count, 7);
-  assert_int_equal(count_of(&words, "aaaaaaa", 7), 1);
-  assert_int_equal(count_of(&words, "\u00e9xyz", 5), 1);
-  assert_int_equal(count_of(&words, "\x80\x80\x80\x80\x80\x80\x80\x80", 8), 1);
-  assert_int_equal(count_of(&words, "\x80", 1), 1);
-  assert_int_equal(count_of(&words, " ", 1), 1);
-  assert_int_equal(words.count, 7);
-  words_free(&words);
+  BpeTrainer *trainer = counter_for("\\p{L}+", small, 1);
+  add(trainer, "aaaaaaa\u00e9xyz", 12); // the eighth byte is the first of two
+  add(trainer, "\x80\x80\x80\x80\x80\x80\x80\x80\x80", 9);
+  add(trainer, "a b", 3);
+  WordTable *words = counted(trainer);
+  assert_int_equal(words->count, 7);
+  assert_int_equal(count_of(words, "aaaaaaa", 7), 1);
+  assert_int_equal(count_of(words, "\u00e9xyz", 5), 1);
+  assert_int_equal(count_of(words, "\x80\x80\x80\x80\x80\x80\x80\x80", 8), 1);
+  assert_int_equal(count_of(words, "\x80", 1), 1);
+  assert_int_equal(count_of(words, " ", 1), 1);
+  assert_int_equal(words->count, 7);
+  bpe_trainer_close(trainer);
 }
 
 TEST(a_pattern_may_match_nothing_at_all) {
-  WordCounter *counter = small_counter("x*");
-  count(counter, "xx\u00e9yxx", 7); // "xx", then nothing before each character, then "xx"
-  WordTable words = counted(counter);
-  assert_int_equal(words.count, 3);
-  assert_int_equal(count_of(&words, "xx", 2), 2);
-  assert_int_equal(count_of(&words, "\u00e9", 2), 1);
-  assert_int_equal(count_of(&words, "y", 1), 1);
-  words_free(&words);
+  BpeTrainer *trainer = counter_for("x*", small, 1);
+  add(trainer, "xx\u00e9yxx", 7); // "xx", then nothing before each character, then "xx"
+  WordTable *words = counted(trainer);
+  assert_int_equal(words->count, 3);
+  assert_int_equal(count_of(words, "xx", 2), 2);
+  assert_int_equal(count_of(words, "\u00e9", 2), 1);
+  assert_int_equal(count_of(words, "y", 1), 1);
+  bpe_trainer_close(trainer);
 }
 
 // Every batch brings 20,000 words that never come again, and 100 that do.
-static WordTable noise_counted(int threads) {
+static BpeTrainer *count_noise(int threads) {
   enum { BATCHES = 6, NEW = 20000, OFTEN = 100, BATCH = 1 << 20 };
-  Error err;
   const CountLimits limits = {
       .longest_word = 64, .batch_bytes = BATCH, .max_words = 30000, .max_words_bytes = 1 << 20};
-  WordCounter *counter = counter_open("\\w+", &limits, threads, &err);
-  assert_non_null(counter);
+  BpeTrainer *trainer = counter_for("\\w+", limits, threads);
   for (int i = 0; i < BATCHES * NEW; i++) {
     char text[64] = "", spaces[32];
     memset(spaces, ' ', sizeof spaces); // so that these words fill the batch
     snprintf(text, sizeof text, "new%d often%d", i, i % OFTEN);
-    count(counter, text, strlen(text));
-    count(counter, spaces, sizeof spaces);
+    add(trainer, text, strlen(text));
+    add(trainer, spaces, sizeof spaces);
   }
-  return counted(counter);
+  return trainer;
 }
 
 TEST(rare_words_are_forgotten_where_there_are_too_many) {
-  WordTable one = noise_counted(1);
-  assert_true(one.count < 30000 + 25000 && one.count > 100);
+  BpeTrainer *trainer = count_noise(1);
+  WordTable *one = counted(trainer);
+  assert_true(one->count < 30000 + 25000 && one->count > 100);
   for (int i = 0; i < 100; i++) {
     char word[24];
     snprintf(word, sizeof word, "often%d", i);
-    assert_int_equal(count_of(&one, word, strlen(word)), 1200);
+    assert_int_equal(count_of(one, word, strlen(word)), 1200);
   }
   for (int threads = 2; threads <= 3; threads++) {
-    WordTable other = noise_counted(threads);
-    assert_int_equal(other.count, one.count);
-    for (size_t i = 0; i < other.count; i++) {
-      const Word *w = &other.words[i];
-      assert_int_equal(count_of(&one, other.bytes + w->start, w->length), w->count);
+    BpeTrainer *again = count_noise(threads);
+    const WordTable *other = counted(again);
+    assert_int_equal(other->count, one->count);
+    for (size_t i = 0; i < other->count; i++) {
+      const Word *w = &other->words[i];
+      assert_int_equal(count_of(one, other->bytes + w->start, w->length), w->count);
     }
-    assert_int_equal(other.count, one.count); // count_of would have added what is missing
-    words_free(&other);
+    assert_int_equal(other->count, one->count); // count_of would have added what is missing
+    bpe_trainer_close(again);
   }
-  words_free(&one);
+  bpe_trainer_close(trainer);
 }
 
 TEST_GROUP(make_folder, NULL);
