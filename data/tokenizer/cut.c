@@ -8,9 +8,9 @@
 enum { PIECE_BYTES = 1 << 20, MOST_BYTES = 16 << 20, LOOK = 4 };
 
 size_t cut_character(const char *text, size_t at) {
-  size_t start = at;
-  while (start > 0 && at - start < 3 && ((unsigned char)text[start] & 0xc0) == 0x80) start--;
-  return start;
+  for (size_t back = 0; back < 4 && back <= at; back++)
+    if (((unsigned char)text[at - back] & 0xc0) != 0x80) return at - back;
+  return at;
 }
 
 // Is the character at text[0] white space, or one of the blocks of characters that hold some?

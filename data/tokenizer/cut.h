@@ -14,7 +14,8 @@
 // start with 0.
 size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool complete,
                  size_t *searched);
-// `at` or up to 3 bytes less, so that text[at] begins a character.
+// `at` or up to 3 bytes less, so that text[at] begins a character. Bytes that are not UTF-8 begin
+// one, too.
 size_t cut_character(const char *text, size_t at);
 
 // ---- A piece into pre-tokens, by a tokenizer's pre_tokenizer

@@ -11,8 +11,7 @@
 #include "base/memory.h"
 #include "base/os.h"
 #include "base/text.h"
-#include "data/tokenizer/json.h"
-#include "data/tokenizer/regex.h"
+#include "data/tokenizer/cut.h"
 
 // ---- The table of words
 
@@ -125,9 +124,12 @@ static const CountLimits usual_limits = {.longest_word = BPE_LONGEST_WORD,
                                          .max_words = 1 << 24,
                                          .max_words_bytes = 1 << 27};
 
-typedef struct Piece {
-  size_t begin, end;
-} Piece;
+// One for each thread.
+typedef struct Counter {
+  WordTable words;
+  Cutter cutter;
+  size_t longest_word; // bytes
+} Counter;
 
 // Two neighbouring tokens: the left one's id above the right one's, so that a number orders them.
 typedef uint64_t PairKey;
@@ -150,10 +152,10 @@ struct BpeTrainer {
   const char *special[2 + BPE_MARKERS]; // [special_count]
   int special_count;
 
-  Regex *regex;
+  Step split;
+  Steps cut; // by the pattern
   int threads;
-  RegexScan **scans; // [threads]
-  WordTable *tables; // [threads]; in the end all is in the first one
+  Counter *counters; // [threads]; in the end all words are in the first one
   char *batch;       // [limits.batch_bytes]
   size_t used;
   Piece *pieces; // [piece_count] of the batch
@@ -193,12 +195,15 @@ BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
   t->special[t->special_count++] = BPE_BEGIN;
   t->special[t->special_count++] = BPE_END;
   for (int i = 0; i < markers; i++) t->special[t->special_count++] = options->markers[i];
-  t->regex = regex;
+  t->split = (Step){.kind = CUT_SPLIT, .regex = regex};
+  t->cut = (Steps){.stage = CUT, .list = &t->split, .count = 1};
   t->threads = options->threads > 0 ? options->threads : omp_get_max_threads();
   thread_team(t->threads);
-  t->scans = xcalloc((size_t)t->threads, sizeof(RegexScan *));
-  t->tables = xcalloc((size_t)t->threads, sizeof *t->tables);
-  for (int i = 0; i < t->threads; i++) t->scans[i] = regex_scan_open(regex);
+  t->counters = xcalloc((size_t)t->threads, sizeof *t->counters);
+  for (int i = 0; i < t->threads; i++) {
+    t->counters[i].longest_word = t->options.limits.longest_word;
+    cutter_open(&t->counters[i].cutter, &t->cut);
+  }
   t->batch = xmalloc(t->options.limits.batch_bytes);
   return t;
 }
@@ -206,15 +211,14 @@ BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
 void bpe_trainer_close(BpeTrainer *t) {
   if (!t) return;
   for (int i = 0; i < t->threads; i++) {
-    regex_scan_close(t->scans[i]);
-    words_free(&t->tables[i]);
+    cutter_close(&t->counters[i].cutter);
+    words_free(&t->counters[i].words);
   }
   for (size_t i = 0; i < t->pair_count; i++) free(t->pairs[i].places);
-  regex_close(t->regex);
+  regex_close(t->split.regex);
   vocabulary_close(&t->tokens);
   merges_close(&t->merges);
-  free(t->scans);
-  free(t->tables);
+  free(t->counters);
   free(t->batch);
   free(t->pieces);
   free(t->symbols);
@@ -224,69 +228,29 @@ void bpe_trainer_close(BpeTrainer *t) {
   free(t);
 }
 
-// ---- One piece
+// ---- Counting words: the matches of the pattern, the text between them, and bytes that are not UTF-8
 
-// The last place in text[bytes], at or before `at`, where a character begins. Bytes that are not
-// UTF-8 begin one, too.
-static size_t character_start(const char *text, size_t at) {
-  for (size_t back = 0; back < 4 && back < at; back++)
-    if (((unsigned char)text[at - back] & 0xc0) != 0x80) return at - back;
-  return at;
-}
-
-static void add_word(const BpeTrainer *t, WordTable *table, const char *word, size_t length) {
-  while (length > t->options.limits.longest_word) {
-    const size_t cut = character_start(word, t->options.limits.longest_word);
-    words_add(table, word, cut, 1);
+static int count_word(void *counter, const char *word, size_t length, Error *err) {
+  Counter *c = counter;
+  (void)err;
+  while (length > c->longest_word) {
+    const size_t cut = cut_character(word, c->longest_word);
+    words_add(&c->words, word, cut, 1);
     word += cut;
     length -= cut;
   }
-  if (length > 0) words_add(table, word, length, 1);
-}
-
-// UTF-8: the matches are words, and so is the text between them.
-static int count_valid(const BpeTrainer *t, int thread, const char *text, size_t bytes,
-                       Error *err) {
-  WordTable *table = &t->tables[thread];
-  size_t start = 0, from = 0, begin, end;
-  while (from < bytes) {
-    const int found = regex_next(t->scans[thread], text, bytes, from, &begin, &end, err);
-    if (found < 0) return -1;
-    if (found == 0) break;
-    add_word(t, table, text + start, begin - start);
-    add_word(t, table, text + begin, end - begin);
-    start = from = end;
-    if (begin == end && end < bytes) from += utf8_length(text + end, bytes - end);
-  }
-  add_word(t, table, text + start, bytes - start);
+  words_add(&c->words, word, length, 1);
   return 0;
 }
-
-static int count_piece(const BpeTrainer *t, int thread, const char *text, size_t bytes,
-                       Error *err) {
-  while (bytes > 0) {
-    const size_t valid = utf8_valid(text, bytes);
-    if (valid > 0 && count_valid(t, thread, text, valid, err) != 0) return -1;
-    size_t broken = valid;
-    while (broken < bytes && utf8_length(text + broken, bytes - broken) == 0) broken++;
-    add_word(t, &t->tables[thread], text + valid, broken - valid);
-    text += broken;
-    bytes -= broken;
-  }
-  return 0;
-}
-
-// ---- A batch
 
 // The sentence is that of the first piece that fails, whatever the threads do.
 static int count_pieces(BpeTrainer *t, Error *err) {
   size_t failed = SIZE_MAX;
 #pragma omp parallel for num_threads(t->threads) schedule(dynamic)
   for (size_t i = 0; i < t->piece_count; i++) {
-    const Piece p = t->pieces[i];
+    Counter *c = &t->counters[omp_get_thread_num()];
     Error why;
-    if (count_piece(t, omp_get_thread_num(), t->batch + p.begin, p.end - p.begin, &why) == 0)
-      continue;
+    if (cutter_cut(&c->cutter, t->pieces[i], false, count_word, c, &why) == 0) continue;
 #pragma omp critical
     if (i < failed) {
       failed = i;
@@ -296,10 +260,8 @@ static int count_pieces(BpeTrainer *t, Error *err) {
   return failed == SIZE_MAX ? 0 : -1;
 }
 
-// ---- All of it
-
 static void gather(BpeTrainer *t) {
-  for (int i = 1; i < t->threads; i++) words_absorb(&t->tables[0], &t->tables[i]);
+  for (int i = 1; i < t->threads; i++) words_absorb(&t->counters[0].words, &t->counters[i].words);
 }
 
 // Depends on the text alone: the threads' words are gathered if they could be too many, and then
@@ -309,12 +271,12 @@ static void bound_words(BpeTrainer *t) {
                max_bytes = t->options.limits.max_words_bytes;
   size_t words = 0, bytes = 0;
   for (int i = 0; i < t->threads; i++) {
-    words += t->tables[i].count;
-    bytes += t->tables[i].bytes_used;
+    words += t->counters[i].words.count;
+    bytes += t->counters[i].words.bytes_used;
   }
   if (words <= max_words && bytes <= max_bytes) return;
   gather(t);
-  WordTable *all = &t->tables[0];
+  WordTable *all = &t->counters[0].words;
   if (all->count <= max_words && all->bytes_used <= max_bytes) return;
   for (int64_t least = 2; all->count > max_words / 2 || all->bytes_used > max_bytes / 2; least *= 2)
     words_drop_rare(all, least);
@@ -333,7 +295,7 @@ static int add_piece(BpeTrainer *t, const char *text, size_t bytes, Error *err) 
   if (bytes > t->options.limits.batch_bytes - t->used && count_batch(t, err) != 0) return -1;
   LIST_ROOM(t->pieces, t->piece_count, t->piece_capacity);
   memcpy(t->batch + t->used, text, bytes);
-  t->pieces[t->piece_count++] = (Piece){t->used, t->used + bytes};
+  t->pieces[t->piece_count++] = (Piece){.text = t->batch + t->used, .bytes = bytes};
   t->used += bytes;
   t->bytes += (int64_t)bytes;
   return 0;
@@ -341,7 +303,7 @@ static int add_piece(BpeTrainer *t, const char *text, size_t bytes, Error *err) 
 
 int bpe_trainer_add(BpeTrainer *t, const char *text, size_t bytes, Error *err) {
   while (bytes > PIECE_BYTES) {
-    const size_t cut = character_start(text, PIECE_BYTES);
+    const size_t cut = cut_character(text, PIECE_BYTES);
     if (add_piece(t, text, cut, err) != 0) return -1;
     text += cut;
     bytes -= cut;
@@ -352,7 +314,7 @@ int bpe_trainer_add(BpeTrainer *t, const char *text, size_t bytes, Error *err) {
 WordTable *bpe_trainer_words(BpeTrainer *t, Error *err) {
   if (count_batch(t, err) != 0) return NULL;
   gather(t);
-  return &t->tables[0];
+  return &t->counters[0].words;
 }
 
 // ---- The pairs
@@ -404,7 +366,7 @@ static void forget_places(Pair *p) {
 // The pair comes once more in a word.
 static void pair_comes(BpeTrainer *t, int32_t left, int32_t right, uint32_t word) {
   Pair *p = find_or_add_pair(t, make_key(left, right));
-  p->count += t->tables[0].words[word].count;
+  p->count += t->counters[0].words.words[word].count;
   if (p->place_count > 0 && p->places[p->place_count - 1] == word) return;
   if (p->place_count == p->place_capacity) {
     p->place_capacity += p->place_capacity / 2 + 2;
@@ -417,7 +379,7 @@ static void pair_comes(BpeTrainer *t, int32_t left, int32_t right, uint32_t word
 static void pair_goes(BpeTrainer *t, int32_t left, int32_t right, uint32_t word) {
   Pair *p = find_pair(t, make_key(left, right));
   if (!p) return; // it was dropped
-  p->count -= t->tables[0].words[word].count;
+  p->count -= t->counters[0].words.words[word].count;
   if (p->count == 0) forget_places(p);
 }
 
@@ -488,8 +450,8 @@ static Pair *best_pair(BpeTrainer *t) {
 // Joins the pair in a word, from left to right. In "aaa" that is the first two.
 static void join_in_word(BpeTrainer *t, uint32_t word, int32_t left, int32_t right,
                          int32_t joined) {
-  int32_t *s = t->symbols + t->tables[0].words[word].start;
-  const size_t length = t->tables[0].words[word].length;
+  int32_t *s = t->symbols + t->counters[0].words.words[word].start;
+  const size_t length = t->counters[0].words.words[word].length;
   size_t kept = 0;
   for (size_t i = 0; i < length; i++) {
     if (s[i] != left || i + 1 == length || s[i + 1] != right) {
@@ -507,7 +469,7 @@ static void join_in_word(BpeTrainer *t, uint32_t word, int32_t left, int32_t rig
     s[kept++] = joined;
     i++;
   }
-  t->tables[0].words[word].length = (uint32_t)kept;
+  t->counters[0].words.words[word].length = (uint32_t)kept;
 }
 
 static bool is_special(const BpeTrainer *t, Text token) {
@@ -610,13 +572,13 @@ int bpe_trainer_step(BpeTrainer *t, int64_t tokens, Error *err) {
 
 BpeProgress bpe_trainer_progress(const BpeTrainer *t) {
   return (BpeProgress){.bytes = t->bytes,
-                       .words = (int64_t)t->tables[0].count,
+                       .words = (int64_t)t->counters[0].words.count,
                        .tokens = tokens_made(t),
                        .vocab_size = t->options.vocab_size};
 }
 
 int64_t bpe_trainer_text_tokens(const BpeTrainer *t) {
-  const WordTable *words = &t->tables[0];
+  const WordTable *words = &t->counters[0].words;
   int64_t tokens = 0;
   for (size_t w = 0; w < words->count; w++)
     tokens += words->words[w].count * words->words[w].length;
