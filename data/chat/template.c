@@ -123,20 +123,15 @@ const char *template_fitting(const Tokenizer *tokenizer) {
   return llama3 && chatml ? TEMPLATE_NAMES : llama3 ? "llama3" : chatml ? "chatml" : NULL;
 }
 
-const ChatTemplate *template_choose(const Tokenizer *tokenizer, const char *name,
-                                    const char *advice, Error *err) {
+const ChatTemplate *template_choose(const Tokenizer *tokenizer, const char *advice, Error *err) {
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
-  const ChatTemplate *t = name                   ? template_named(name)
-                          : facts->chat_template ? template_known(facts->chat_template)
-                                                 : NULL;
-  if (!t && name)
-    error_set(err, "--template '%.100s' is none of the templates here: name " TEMPLATE_NAMES, name);
-  else if (!t && facts->chat_template)
+  const ChatTemplate *t = facts->chat_template ? template_known(facts->chat_template) : NULL;
+  if (!facts->chat_template)
+    error_set(err, "the tokenizer '%s' has no chat template: %s", facts->name, advice);
+  else if (!t)
     error_set(err,
               "the chat template of '%s' is none of those that are known here (Llama 3, Llama 3.1, "
               "ChatML, SmolLM2): %s",
               facts->name, advice);
-  else if (!t)
-    error_set(err, "the tokenizer '%s' has no chat template: %s", facts->name, advice);
   return t;
 }

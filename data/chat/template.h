@@ -34,7 +34,5 @@ const ChatTemplate *template_known(const char *text);
 // The names of those whose special tokens the tokenizer has, for sentences; NULL: none.
 const char *template_fitting(const Tokenizer *tokenizer);
 
-// The template of this name, or with NULL the tokenizer's own. A sentence where that is not known,
-// and `advice` behind it.
-const ChatTemplate *template_choose(const Tokenizer *tokenizer, const char *name,
-                                    const char *advice, Error *err);
+// The tokenizer's own. A sentence where it is not known, and `advice` behind it.
+const ChatTemplate *template_choose(const Tokenizer *tokenizer, const char *advice, Error *err);

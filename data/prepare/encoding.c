@@ -1,5 +1,6 @@
 #include "data/prepare/encoding.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,9 +39,7 @@ void text_batch_add(TextBatch *b, const char *text, size_t bytes, Segment segmen
 // ---- The workers
 
 typedef struct Worker {
-  const Tokenizer *tokenizer;
-  const ChatTemplate *chat;
-  bool skip_bad;
+  const Encoding *encoding;
   Encoder *encoder;   // NULL until the first batch
   Renderer *renderer; // the same, for conversations
   Conversation conversation;
@@ -51,8 +50,9 @@ typedef struct Worker {
 // out, too.
 static int encode_text(Worker *w, const Segment *s) {
   TextBatch *b = w->batch;
-  const TokenizerFacts *facts = tokenizer_facts(w->tokenizer);
-  if (!w->encoder) w->encoder = encoder_open(w->tokenizer);
+  const Tokenizer *tokenizer = w->encoding->tokenizer;
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  if (!w->encoder) w->encoder = encoder_open(tokenizer);
   const bool begins = s->first && facts->bos != NO_TOKEN;
   if (begins) token_ids_push(&b->ids, facts->bos);
   const int64_t first = b->ids.count;
@@ -71,7 +71,8 @@ static int encode_text(Worker *w, const Segment *s) {
 
 static int encode_chat(Worker *w, Segment *s) {
   TextBatch *b = w->batch;
-  if (!w->renderer) w->renderer = renderer_open(w->tokenizer, w->chat, &b->error);
+  if (!w->renderer)
+    w->renderer = renderer_open(w->encoding->tokenizer, w->encoding->chat, &b->error);
   if (!w->renderer ||
       conversation_parse(&w->conversation, b->text.data + s->text, s->bytes, &b->error) != 0)
     return -1;
@@ -81,27 +82,20 @@ static int encode_chat(Worker *w, Segment *s) {
   return renderer_append(w->renderer, &w->conversation, false, &b->ids, &b->mask, &b->error);
 }
 
-// Puts the place of the segment in front of the sentence.
-static Error *add_place(const Segment *s, Error *err) {
-  if (s->line > 0)
-    error_prefix(err, "'%s' line %lld", s->file, (long long)s->line);
-  else
-    error_prefix(err, "'%s'", s->file);
-  return err;
-}
-
 static void encode_segment(Worker *w, Segment *s) {
   TextBatch *b = w->batch;
+  const bool chat = w->encoding->chat;
   s->ids = b->ids.count;
-  b->failed = (w->chat ? encode_chat(w, s) : encode_text(w, s)) != 0;
-  s->bad = b->failed && w->chat && w->skip_bad;
+  if ((chat ? encode_chat(w, s) : encode_text(w, s)) == 0) return;
+  s->bad = chat && w->encoding->skip_bad;
+  b->failed = !s->bad;
   if (s->bad)
     bad_line(&b->bad, s->file, s->line, &b->error);
-  else if (b->failed && w->chat)
-    error_append(add_place(s, &b->error), "; --skip-bad passes over such lines");
-  else if (b->failed)
-    add_place(s, &b->error);
-  if (s->bad) b->failed = false;
+  else if (s->line > 0)
+    error_prefix(&b->error, "'%s' line %" PRId64, s->file, s->line);
+  else
+    error_prefix(&b->error, "'%s'", s->file);
+  if (chat && b->failed) error_append(&b->error, "; --skip-bad passes over such lines");
 }
 
 static void encode_batch(void *worker) {
@@ -121,7 +115,7 @@ static TextBatch *begin_batch(Encoding *e) {
 
 static void *work(void *encoding) {
   Encoding *e = encoding;
-  Worker w = {.tokenizer = e->tokenizer, .chat = e->chat, .skip_bad = e->skip_bad};
+  Worker w = {.encoding = e};
   while ((w.batch = begin_batch(e))) {
     if (!memory_try(encode_batch, &w, &w.batch->error)) {
       w.batch->failed = true;

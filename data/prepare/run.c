@@ -170,7 +170,7 @@ static int next_block(Job *job, Error *err) {
     if (got > 0) wait_for_split(job, &block);
     job->ended = got == 0;
     if (job->split == UNKNOWN) choose_split(job);
-    if (signals_came()) return error_set(err, "interrupted: nothing was written");
+    if (stream_interrupted(err) != 0) return -1;
   }
   return job->oldest != NULL;
 }
@@ -215,11 +215,12 @@ static int write_batch(Job *job, const TextBatch *batch, Error *err) {
 
 // Writes the batches that are done; with `all`, all batches. Waits for the oldest where no batch is
 // free.
-static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
-  for (TextBatch *done; (done = encoding_take(encoding, all || !encoding_free_batch(encoding)));) {
+static int write_done(Job *job, bool all, Error *err) {
+  Encoding *const e = job->encoding;
+  for (TextBatch *done; (done = encoding_take(e, all || !encoding_free_batch(e)));) {
     if (write_batch(job, done, err) != 0) return -1;
-    encoding_return(encoding, done);
-    if (signals_came()) return error_set(err, "interrupted: nothing was written");
+    encoding_return(e, done);
+    if (stream_interrupted(err) != 0) return -1;
   }
   return 0;
 }
@@ -235,7 +236,7 @@ static int encode_corpus(Job *job, Error *err) {
     TextBatch *batch = encoding_free_batch(job->encoding);
     status = fill_batch(job, batch, err);
     if (status > 0) encoding_give(job->encoding, batch);
-    if (status >= 0 && write_done(job, job->encoding, status == 0, err) != 0) status = -1;
+    if (status >= 0 && write_done(job, status == 0, err) != 0) status = -1;
     const uint64_t total = job->corpus.reads_stdin ? 0 : job->corpus.bytes;
     progress_show(&progress, corpus_position(&job->reader), total, job->written_bytes);
   }
@@ -245,14 +246,6 @@ static int encode_corpus(Job *job, Error *err) {
 }
 
 // ---- The folder
-
-// What a run reads here besides the token files, which have their own.
-static int write_checksums(const Job *job, Error *err) {
-  FileSums sums = {0};
-  const int status = sums_write(&sums, job->out.temporary.text, err);
-  sums_free(&sums);
-  return status;
-}
 
 // Says so before hours of work when the disk cannot hold the tokens of the text files, or their
 // number of shards has no end. The need of other tokenizers and other files is not known.
@@ -297,13 +290,15 @@ static int check_split(const Job *job, Error *err) {
 
 static int write_folder(Job *job, Error *err) {
   const char *folder = job->out.temporary.text;
+  FileSums sums = {0}; // of what a run reads here besides the token files, which have their own
   job->train.shards.dir = job->val.shards.dir = folder;
-  return check_room(job, err) || encode_corpus(job, err) || check_split(job, err) ||
-                 shards_finish(&job->train.shards, err) || shards_finish(&job->val.shards, err) ||
-                 tokenizer_save(job->tokenizer, folder, err) || write_checksums(job, err) ||
-                 folder_commit(&job->out, err)
-             ? -1
-             : 0;
+  const int status = check_room(job, err) || encode_corpus(job, err) || check_split(job, err) ||
+                     shards_finish(&job->train.shards, err) ||
+                     shards_finish(&job->val.shards, err) ||
+                     tokenizer_save(job->tokenizer, folder, err) ||
+                     sums_write(&sums, folder, err) || folder_commit(&job->out, err);
+  sums_free(&sums);
+  return status ? -1 : 0;
 }
 
 // ---- The input and the report
@@ -358,17 +353,12 @@ static void print_report(const Job *job) {
   printf("}, and \"vocab_size\": %" PRId64 " in \"model\"\n", job->facts->vocab_size);
 }
 
-Corpus prepare_corpus(const PrepareOptions *o) {
-  return (Corpus){.field = o->field,
-                  .separator = o->separator,
-                  .format = o->jsonl || o->chat ? FORMAT_LINES
-                            : o->text           ? FORMAT_TEXT
-                                                : FORMAT_TOLD,
-                  .whole_lines = o->chat,
-                  .skip_bad = o->skip_bad};
-}
-
 int prepare_gather(Corpus *c, const PrepareOptions *o, Error *err) {
+  c->field = o->field;
+  c->separator = o->separator;
+  c->format = o->jsonl || o->chat ? FORMAT_LINES : o->text ? FORMAT_TEXT : FORMAT_TOLD;
+  c->whole_lines = o->chat;
+  c->skip_bad = o->skip_bad;
   for (int i = 0; i < o->val_count; i++)
     if (corpus_add(c, o->val_paths[i], true, err) != 0) return -1;
   for (int i = 0; i < o->path_count; i++)
@@ -383,7 +373,6 @@ int prepare_gather(Corpus *c, const PrepareOptions *o, Error *err) {
 
 // What is written is not read: the folder, and what stands beside it while it is made.
 static int gather(Job *job, Error *err) {
-  job->corpus = prepare_corpus(job->options);
   job->corpus.joined = job->facts->joined;
   corpus_leave_out(&job->corpus, job->out.path.text);
   corpus_leave_out(&job->corpus, job->out.temporary.text);
@@ -393,11 +382,11 @@ static int gather(Job *job, Error *err) {
 
 static int run_job(Job *job, Error *err) {
   const PrepareOptions *o = job->options;
-  const Shards shards = {.limit = o->shard_tokens,
-                         .vocab_size = job->facts->vocab_size,
-                         .tokenizer = job->facts->fingerprint};
-  job->train.shards = job->val.shards = shards;
-  job->train.shards.name = "train";
+  job->train.shards = (Shards){.name = "train",
+                               .limit = o->shard_tokens,
+                               .vocab_size = job->facts->vocab_size,
+                               .tokenizer = job->facts->fingerprint};
+  job->val.shards = job->train.shards;
   job->val.shards.name = "val";
   if (folder_look(&job->out, o->out, dataset_has, err) != 0 ||
       dataset_check(&job->out, o->out, job->tokenizer, o->force, err) != 0 || gather(job, err) != 0)
@@ -412,14 +401,18 @@ static int run_job(Job *job, Error *err) {
 static int choose_template(Job *job, Error *err) {
   const PrepareOptions *o = job->options;
   if (!o->chat) return 0;
-  const char *fitting = template_fitting(job->tokenizer);
-  char *advice = fitting ? xasprintf("name one with --template %s", fitting)
-                         : xasprintf("it has no special tokens for one either; ./prepare "
-                                     "--train-tokenizer N --template " TEMPLATE_NAMES
-                                     " makes a tokenizer that has them");
-  job->chat = template_choose(job->tokenizer, o->template, advice, err);
-  free(advice);
-  if (!job->chat) return -1;
+  if (o->template) {
+    job->chat = template_named(o->template);
+  } else {
+    const char *fitting = template_fitting(job->tokenizer);
+    char *advice = fitting ? xasprintf("name one with --template %s", fitting)
+                           : xasprintf("it has no special tokens for one either; ./prepare "
+                                       "--train-tokenizer N --template " TEMPLATE_NAMES
+                                       " makes a tokenizer that has them");
+    job->chat = template_choose(job->tokenizer, advice, err);
+    free(advice);
+    if (!job->chat) return -1;
+  }
   const char *own = job->facts->chat_template;
   if (!own || template_known(own) != job->chat)
     tokenizer_set_template(job->tokenizer, job->chat->text);

@@ -25,9 +25,8 @@ typedef struct PrepareOptions {
   int val_count;
 } PrepareOptions;
 
-// The corpus options that these are; nothing is added yet.
-Corpus prepare_corpus(const PrepareOptions *options);
-// Adds the paths. Refuses an option that has nothing to act on.
+// Adds the paths to a corpus with nothing in it but what is left out. Refuses an option that has
+// nothing to act on.
 int prepare_gather(Corpus *corpus, const PrepareOptions *options, Error *err);
 // The report's lines about the files, and about lines that were passed over.
 void prepare_print_input(const Corpus *corpus, const BadLines *bad);

@@ -14,9 +14,9 @@
 // continue in the next file. Without such a file it begins with BOS or ends with EOS
 
 typedef struct Printer {
-  const Tokenizer *tokenizer;
+  Tokenizer *tokenizer;
+  const TokenizerFacts *facts;
   Decoder *decoder;
-  int32_t begin, end;
   bool open;           // a document is being printed
   bool ends;           // of documents are known
   bool masked;         // [[ ]] stand around tokens that count
@@ -24,7 +24,6 @@ typedef struct Printer {
   int64_t shown, most; // documents
   int64_t tokens;      // of the open one
   int32_t last;        // of its ids
-  int64_t vocab_size;
 } Printer;
 
 static void print_waiting(Printer *p) {
@@ -61,13 +60,13 @@ static void print_text(Printer *p, int32_t id) {
 // first: of a file, where a document of the file before may be open.
 static void print_token(Printer *p, int32_t id, bool first, bool counts) {
   const bool may_end = !p->ends && p->open;
-  if (id == p->begin && p->open && (first || !p->ends)) end_document(p);
+  if (id == p->facts->bos && p->open && (first || !p->ends)) end_document(p);
   if (p->masked) print_mark(p, counts);
   print_text(p, id);
   p->open = true;
   p->tokens++;
   p->last = id;
-  if (id == p->end && id != p->begin && may_end) end_document(p);
+  if (id == p->facts->eos && id != p->facts->bos && may_end) end_document(p);
 }
 
 // Tokens [first, first + count), of one document where that is known.
@@ -77,7 +76,7 @@ static int print_tokens(Printer *p, const TokenFile *file, int64_t first, int64_
   int32_t ids[CHUNK];
   for (int64_t at = first, end = first + count; at < end && p->shown < p->most; at += CHUNK) {
     const int64_t n = end - at < CHUNK ? end - at : CHUNK;
-    if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0) return -1;
+    if (tokens_read(file, at, n, p->facts->vocab_size, ids, err) != 0) return -1;
     for (int64_t i = 0; i < n && p->shown < p->most; i++)
       print_token(p, ids[i], at + i == 0, documents_counts(&file->documents, at + i));
   }
@@ -90,8 +89,8 @@ static int print_documents(Printer *p, const TokenFile *file, Error *err) {
   for (int64_t i = 0; i < documents->count && p->shown < p->most; begin = documents->ends[i++]) {
     if (print_tokens(p, file, begin, documents->ends[i] - begin, err) != 0) return -1;
     const bool continues =
-        i + 1 == documents->count && (p->end != NO_TOKEN || p->begin != NO_TOKEN);
-    if (!continues || p->last == p->end) end_document(p);
+        i + 1 == documents->count && (p->facts->eos != NO_TOKEN || p->facts->bos != NO_TOKEN);
+    if (!continues || p->last == p->facts->eos) end_document(p);
   }
   return 0;
 }
@@ -104,56 +103,45 @@ static int print_file(Printer *p, const TokenFile *file, Error *err) {
 
 // ---- Files
 
-static Tokenizer *open_tokenizer(const char *name, const char *folder, const TokenFile *file,
-                                 Error *err) {
-  if (!name && !file->tokenizer) {
-    error_set(err, "'%s' does not say which tokenizer made it: name it with --tokenizer",
-              file->path);
-    return NULL;
-  }
-  Tokenizer *t = tokenizer_open(name ? name : folder, err);
-  if (!t || !file->tokenizer || tokenizer_facts(t)->fingerprint == file->tokenizer) return t;
-  error_set(err, "'%s' was made by another tokenizer than '%s': name that one with --tokenizer",
-            file->path, name ? name : folder);
-  tokenizer_close(t);
-  return NULL;
+// The tokenizer of this name, or with NULL the one that lies with the token file.
+static int open_tokenizer(Printer *p, const char *name, const TokenFile *file, Error *err) {
+  if (!name && !file->tokenizer)
+    return error_set(err, "'%s' does not say which tokenizer made it: name it with --tokenizer",
+                     file->path);
+  const PathText folder = path_parent(file->path);
+  if (!name) name = folder.text;
+  p->tokenizer = tokenizer_open(name, err);
+  if (!p->tokenizer) return -1;
+  p->facts = tokenizer_facts(p->tokenizer);
+  p->decoder = decoder_open(p->tokenizer);
+  if (!file->tokenizer || p->facts->fingerprint == file->tokenizer) return 0;
+  return error_set(err,
+                   "'%s' was made by another tokenizer than '%s': name that one with --tokenizer",
+                   file->path, name);
 }
 
-// Prints from this file on, and from those of the folder that follow it.
-static int print_files(const char *folder, const char *first, Printer *p, bool all, Error *err) {
-  PathText path = path_text("%s", first);
-  for (int i = 0; p->shown < p->most; i++) {
-    if (all) path = path_text("%s/train-%05d.bin", folder, i);
-    if (i > 0 && (!all || !path_exists(path.text))) break;
-    TokenFile file;
-    if (tokens_open(&file, path.text, err) != 0) return -1;
-    const int status = tokens_check(&file, err) == 0 ? print_file(p, &file, err) : -1;
-    tokens_close(&file);
-    if (status != 0) return -1;
-  }
-  end_document(p);
-  return 0;
+static int show_file(Printer *p, const char *path, const char *tokenizer, Error *err) {
+  TokenFile file;
+  if (tokens_open(&file, path, err) != 0) return -1;
+  const int status = (!p->tokenizer && open_tokenizer(p, tokenizer, &file, err) != 0) ||
+                             tokens_check(&file, err) != 0
+                         ? -1
+                         : print_file(p, &file, err);
+  tokens_close(&file);
+  return status;
 }
 
 int prepare_show(const char *path, const char *tokenizer, int64_t documents, Error *err) {
   const bool all = path_is_directory(path);
-  const PathText folder = all ? path_text("%s", path) : path_parent(path);
-  const PathText first = all ? path_text("%s/train-00000.bin", path) : path_text("%s", path);
-  TokenFile file;
-  if (tokens_open(&file, first.text, err) != 0) return -1;
-  Tokenizer *t = open_tokenizer(tokenizer, folder.text, &file, err);
-  tokens_close(&file);
-  int status = -1;
-  if (t) {
-    Printer p = {.tokenizer = t,
-                 .decoder = decoder_open(t),
-                 .begin = tokenizer_facts(t)->bos,
-                 .end = tokenizer_facts(t)->eos,
-                 .vocab_size = tokenizer_facts(t)->vocab_size,
-                 .most = documents};
-    status = print_files(folder.text, first.text, &p, all, err);
-    decoder_close(p.decoder);
+  Printer p = {.most = documents};
+  int status = 0;
+  for (int i = 0; status == 0 && p.shown < p.most && (all || i == 0); i++) {
+    const PathText file = all ? path_text("%s/train-%05d.bin", path, i) : path_text("%s", path);
+    if (i > 0 && !path_exists(file.text)) break;
+    status = show_file(&p, file.text, tokenizer, err);
   }
-  tokenizer_close(t);
+  if (status == 0) end_document(&p);
+  decoder_close(p.decoder);
+  tokenizer_close(p.tokenizer);
   return status;
 }

@@ -32,6 +32,10 @@ struct Stream {
 
 // ---- The file itself
 
+int stream_interrupted(Error *err) {
+  return signals_came() ? error_set(err, "interrupted: nothing was written") : 0;
+}
+
 // A pipe may keep us waiting, so signals that are held back are looked for meanwhile.
 static ssize_t read_waiting(Stream *s, void *buffer, size_t bytes, Error *err) {
   enum { WAIT_MS = 200 };
@@ -39,7 +43,7 @@ static ssize_t read_waiting(Stream *s, void *buffer, size_t bytes, Error *err) {
   ssize_t n;
   do {
     while (s->fd == STDIN_FILENO && poll(&ready, 1, WAIT_MS) == 0)
-      if (signals_came()) return error_set(err, "interrupted: nothing was written");
+      if (stream_interrupted(err) != 0) return -1;
     n = read(s->fd, buffer, bytes);
   } while (n < 0 && errno == EINTR);
   if (n < 0) return error_set(err, "cannot read '%s': %s", s->path, strerror(errno));

@@ -17,3 +17,5 @@ ssize_t stream_read(Stream *stream, char *buffer, size_t bytes, Error *err);
 uint64_t stream_position(const Stream *stream); // bytes of the file itself that were read
 int stream_is_packed(const Stream *stream);     // 1 if it is compressed
 void stream_close(Stream *stream);              // NULL is fine
+// -1 and a sentence: a signal that is held back came.
+int stream_interrupted(Error *err);

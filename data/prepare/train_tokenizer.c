@@ -26,34 +26,28 @@ static BpeTrainer *open_trainer(const PrepareOptions *o, Error *err) {
                         .pattern = o->pattern ? o->pattern : LLAMA3_PATTERN,
                         .threads = (int)o->threads};
   const ChatTemplate *t = o->template ? template_named(o->template) : NULL;
-  const char *const markers[] = {t ? t->open : NULL, t ? t->close : NULL, t ? t->middle : NULL};
-  for (int i = 0; i < 3; i++) options.markers[i] = markers[i];
-  if (t) options.chat_template = t->text;
+  if (t) {
+    options.chat_template = t->text;
+    options.markers[0] = t->open;
+    options.markers[1] = t->close;
+    options.markers[2] = t->middle;
+  }
   BpeTrainer *trainer = bpe_trainer_open(&options, err);
   if (!trainer) error_prefix(err, "--train-tokenizer");
   return trainer;
 }
 
-// A chat template beside it would be taken for the new tokenizer's.
-static int refuse_other_template(const char *out, Error *err) {
-  const PathText file = path_text("%s/" CHAT_TEMPLATE_FILE, out);
-  if (!path_exists(file.text)) return 0;
-  return error_set(err, "'%s' would become the new tokenizer's chat template: remove it",
-                   file.text);
-}
-
 static int check_folder(const PrepareOptions *o, Error *err) {
-  const PathText file = path_text("%s/tokenizer.json", o->out), at = standing_folder(o->out);
+  const PathText file = path_text("%s/tokenizer.json", o->out), at = standing_folder(o->out),
+                 jinja = path_text("%s/" CHAT_TEMPLATE_FILE, o->out);
   if (path_exists(file.text) && !o->force)
     return error_set(err, "'%s' exists: --force replaces it", file.text);
-  if (refuse_other_template(o->out, err) != 0) return -1;
+  if (path_exists(jinja.text))
+    return error_set(err, "'%s' would become the new tokenizer's chat template: remove it",
+                     jinja.text);
   if (!path_is_directory(at.text)) return error_set(err, "'%s' is not a folder", at.text);
   if (access(at.text, W_OK | X_OK) == 0) return 0;
   return error_set(err, "cannot write into '%s': %s", at.text, strerror(errno));
-}
-
-static int interrupted(Error *err) {
-  return signals_came() ? error_set(err, "interrupted: nothing was written") : 0;
 }
 
 static int read_texts(BpeTrainer *trainer, const Corpus *corpus, BadLines *bad, Error *err) {
@@ -64,7 +58,7 @@ static int read_texts(BpeTrainer *trainer, const Corpus *corpus, BadLines *bad, 
   int status;
   while ((status = corpus_next(&reader, &block, err)) > 0) {
     status = bpe_trainer_add(trainer, block.text, (size_t)block.bytes, err);
-    if (status == 0) status = interrupted(err);
+    if (status == 0) status = stream_interrupted(err);
     if (status != 0) break;
     progress_show(&progress, corpus_position(&reader), corpus->reads_stdin ? 0 : corpus->bytes,
                   (uint64_t)bpe_trainer_progress(trainer).bytes);
@@ -80,7 +74,7 @@ static int make_tokens(BpeTrainer *trainer, Error *err) {
   int status = bpe_trainer_step(trainer, 0, err); // counts the rest, which takes a while
   Progress progress = progress_begin("MB", 1e6);
   while (status >= 0 && (status = bpe_trainer_step(trainer, STEP, err)) > 0) {
-    if (interrupted(err) != 0) return -1;
+    if (stream_interrupted(err) != 0) return -1;
     const BpeProgress p = bpe_trainer_progress(trainer);
     progress_show(&progress, (uint64_t)p.tokens, (uint64_t)p.vocab_size, 0);
   }
@@ -114,7 +108,7 @@ static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const 
 
 // Signals are held back before the trainer starts its threads, which inherit that.
 int prepare_tokenizer(const PrepareOptions *o, Error *err) {
-  Corpus corpus = prepare_corpus(o);
+  Corpus corpus = {0};
   BpeTrainer *trainer = NULL;
   BadLines bad;
   bool failed = check_folder(o, err) != 0 || prepare_gather(&corpus, o, err) != 0;

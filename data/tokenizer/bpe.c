@@ -143,38 +143,34 @@ void bpe_close(Bpe *bpe) {
 }
 
 void bpe_scratch_close(BpeScratch *s) {
-  free(s->symbols);
+  free(s->links);
   free(s->heap);
 }
 
-// ---- A word's first symbols
-
-// Where they go: to the scratch, or, where nothing can be merged, to the ids.
-typedef struct Symbols {
-  BpeScratch *scratch;
-  TokenIds *ids; // NULL: to the scratch
-  int32_t count; // there
-} Symbols;
-
-static void push(Symbols *s, int32_t id) {
-  if (s->ids)
-    token_ids_push(s->ids, id);
-  else
-    s->scratch->symbols[s->count++] = (Symbol){.id = id};
+void token_ids_push(TokenIds *list, int32_t id) {
+  LIST_ROOM(list->ids, list->count, list->capacity);
+  list->ids[list->count++] = id;
 }
 
+void token_ids_remove(TokenIds *list, int64_t at) {
+  list->count--;
+  memmove(list->ids + at, list->ids + at + 1, (size_t)(list->count - at) * sizeof *list->ids);
+}
+
+// ---- A word's symbols: the ids that are merged
+
 // Appends <0x..> for every byte of a character, if there is one for each.
-static bool push_fallback(const Bpe *bpe, Symbols *s, const char *text, size_t bytes) {
+static bool push_fallback(const Bpe *bpe, TokenIds *ids, const char *text, size_t bytes) {
   if (!bpe->byte_fallback) return false;
   for (size_t i = 0; i < bytes; i++)
     if (bpe->fallback[(unsigned char)text[i]] == NO_TOKEN) return false;
-  for (size_t i = 0; i < bytes; i++) push(s, bpe->fallback[(unsigned char)text[i]]);
+  for (size_t i = 0; i < bytes; i++) token_ids_push(ids, bpe->fallback[(unsigned char)text[i]]);
   return true;
 }
 
 // In the Python package's order: an unknown character waits for the next one that has a token, and
 // bytes that take the place of a character pass it by.
-static void push_symbols(const Bpe *bpe, Symbols *s, const char *word, size_t bytes) {
+static void push_symbols(const Bpe *bpe, TokenIds *ids, const char *word, size_t bytes) {
   bool unknown = false; // it waits
   for (size_t i = 0, n; i < bytes; i += n) {
     const unsigned char c = (unsigned char)word[i];
@@ -184,37 +180,36 @@ static void push_symbols(const Bpe *bpe, Symbols *s, const char *word, size_t by
     const int32_t id = n == 1 && (bpe->byte_level || c < 0x80) ? bpe->byte[c]
                        : character ? vocabulary_find(&bpe->vocabulary, word + i, n, false)
                                    : NO_TOKEN;
-    if (id == NO_TOKEN && push_fallback(bpe, s, word + i, n)) continue;
+    if (id == NO_TOKEN && push_fallback(bpe, ids, word + i, n)) continue;
     if (id == NO_TOKEN && bpe->unknown == NO_TOKEN) continue;
-    if (unknown && (id != NO_TOKEN || !bpe->fuse_unknown)) push(s, bpe->unknown);
+    if (unknown && (id != NO_TOKEN || !bpe->fuse_unknown)) token_ids_push(ids, bpe->unknown);
     unknown = id == NO_TOKEN;
-    if (id != NO_TOKEN) push(s, id);
+    if (id != NO_TOKEN) token_ids_push(ids, id);
   }
-  if (unknown) push(s, bpe->unknown);
+  if (unknown) token_ids_push(ids, bpe->unknown);
 }
 
 // ---- Merging: always the pair of the lowest rank, and of those the leftmost
 
 enum { SHORT_WORD = 48 }; // symbols up to which looking at all pairs beats a heap
 
-// Of symbols[count]; returns how many are left.
-static int32_t merge_short(const Merges *merges, Symbol *symbols, int32_t count) {
-  const Merge *pairs[SHORT_WORD]; // [i]: of the symbols i and i + 1
-  for (int32_t i = 0; i + 1 < count; i++)
-    pairs[i] = merges_find(merges, symbols[i].id, symbols[i + 1].id);
+// Of ids[count]; returns how many are left.
+static int32_t merge_short(const Merges *merges, int32_t *ids, int32_t count) {
+  const Merge *pairs[SHORT_WORD]; // [i]: of the ids i and i + 1
+  for (int32_t i = 0; i + 1 < count; i++) pairs[i] = merges_find(merges, ids[i], ids[i + 1]);
   for (;;) {
     int32_t best = -1, rank = INT32_MAX;
     for (int32_t i = 0; i + 1 < count; i++)
       if (pairs[i] && pairs[i]->rank < rank) best = i, rank = pairs[i]->rank;
     if (best < 0) return count;
-    symbols[best].id = pairs[best]->merged;
+    ids[best] = pairs[best]->merged;
     count--;
     for (int32_t i = best + 1; i < count; i++) {
-      symbols[i] = symbols[i + 1];
+      ids[i] = ids[i + 1];
       if (i + 1 < count) pairs[i] = pairs[i + 1];
     }
-    if (best > 0) pairs[best - 1] = merges_find(merges, symbols[best - 1].id, symbols[best].id);
-    if (best + 1 < count) pairs[best] = merges_find(merges, symbols[best].id, symbols[best + 1].id);
+    if (best > 0) pairs[best - 1] = merges_find(merges, ids[best - 1], ids[best]);
+    if (best + 1 < count) pairs[best] = merges_find(merges, ids[best], ids[best + 1]);
   }
 }
 
@@ -242,45 +237,37 @@ static uint64_t heap_pop(BpeScratch *s) {
   return top;
 }
 
-static int32_t merge_long(const Merges *merges, BpeScratch *s, int32_t count) {
-  Symbol *const symbols = s->symbols;
+static int32_t merge_long(const Merges *merges, BpeScratch *s, int32_t *ids, int32_t count) {
+  if ((size_t)count > s->capacity) {
+    s->capacity = 2 * (size_t)count;
+    s->links = xrealloc(s->links, s->capacity * sizeof *s->links);
+  }
+  Link *const links = s->links;
   s->heap_count = 0;
   for (int32_t i = 0; i < count; i++) {
-    symbols[i].previous = i - 1;
-    symbols[i].next = i + 1;
-    if (i + 1 < count) heap_push(s, merges_find(merges, symbols[i].id, symbols[i + 1].id), i);
+    links[i] = (Link){i - 1, i + 1};
+    if (i + 1 < count) heap_push(s, merges_find(merges, ids[i], ids[i + 1]), i);
   }
   while (s->heap_count > 0) {
     const uint64_t top = heap_pop(s);
-    const int32_t left = (int32_t)(top & INT32_MAX), right = symbols[left].next;
-    if (symbols[left].id == NO_TOKEN || right == count) continue;
-    const Merge *merge = merges_find(merges, symbols[left].id, symbols[right].id);
+    const int32_t left = (int32_t)(top & INT32_MAX), right = links[left].next;
+    if (ids[left] == NO_TOKEN || right == count) continue;
+    const Merge *merge = merges_find(merges, ids[left], ids[right]);
     if (!merge || (uint64_t)merge->rank != top >> 32) continue; // one of them has changed since
-    const int32_t previous = symbols[left].previous, next = symbols[right].next;
-    symbols[left].id = merge->merged;
-    symbols[left].next = next;
-    symbols[right].id = NO_TOKEN;
+    const int32_t previous = links[left].previous, next = links[right].next;
+    ids[left] = merge->merged;
+    ids[right] = NO_TOKEN;
+    links[left].next = next;
     if (next < count) {
-      symbols[next].previous = left;
-      heap_push(s, merges_find(merges, merge->merged, symbols[next].id), left);
+      links[next].previous = left;
+      heap_push(s, merges_find(merges, merge->merged, ids[next]), left);
     }
-    if (previous >= 0)
-      heap_push(s, merges_find(merges, symbols[previous].id, merge->merged), previous);
+    if (previous >= 0) heap_push(s, merges_find(merges, ids[previous], merge->merged), previous);
   }
   int32_t kept = 0;
   for (int32_t i = 0; i < count; i++)
-    if (symbols[i].id != NO_TOKEN) symbols[kept++] = symbols[i];
+    if (ids[i] != NO_TOKEN) ids[kept++] = ids[i];
   return kept;
-}
-
-void token_ids_push(TokenIds *list, int32_t id) {
-  LIST_ROOM(list->ids, list->count, list->capacity);
-  list->ids[list->count++] = id;
-}
-
-void token_ids_remove(TokenIds *list, int64_t at) {
-  list->count--;
-  memmove(list->ids + at, list->ids + at + 1, (size_t)(list->count - at) * sizeof *list->ids);
 }
 
 void bpe_encode(const Bpe *bpe, BpeScratch *s, const char *word, size_t bytes, TokenIds *ids) {
@@ -291,15 +278,10 @@ void bpe_encode(const Bpe *bpe, BpeScratch *s, const char *word, size_t bytes, T
       return;
     }
   }
-  Symbols symbols = {s, bpe->merges.count == 0 ? ids : NULL, 0};
-  if (!symbols.ids && bytes > s->capacity) {
-    s->capacity = 2 * bytes;
-    s->symbols = xrealloc(s->symbols, s->capacity * sizeof *s->symbols);
-  }
-  push_symbols(bpe, &symbols, word, bytes);
-  if (symbols.ids) return;
-  const int32_t count = symbols.count <= SHORT_WORD
-                            ? merge_short(&bpe->merges, s->symbols, symbols.count)
-                            : merge_long(&bpe->merges, s, symbols.count);
-  for (int32_t i = 0; i < count; i++) token_ids_push(ids, s->symbols[i].id);
+  const int64_t first = ids->count;
+  push_symbols(bpe, ids, word, bytes);
+  if (bpe->merges.count == 0 || ids->count == first) return;
+  int32_t *const symbols = ids->ids + first, count = (int32_t)(ids->count - first);
+  ids->count = first + (count <= SHORT_WORD ? merge_short(&bpe->merges, symbols, count)
+                                            : merge_long(&bpe->merges, s, symbols, count));
 }

@@ -31,17 +31,15 @@ typedef struct Bpe {
 int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err);
 void bpe_close(Bpe *bpe);
 
-typedef struct Symbol {
-  int32_t id; // NO_TOKEN: merged into the one before it
-  int32_t previous, next;
-} Symbol;
-
 // True if a newline can become one token with the text after it, though no token's text has both.
 bool bpe_hides_newlines(const Bpe *bpe);
 
 // The buffers of merging, one for each thread. Start from zeros.
+typedef struct Link {
+  int32_t previous, next;
+} Link;
 typedef struct BpeScratch {
-  Symbol *symbols; // [capacity]
+  Link *links; // [capacity] between the symbols that are left
   size_t capacity;
   uint64_t *heap; // [heap_capacity]
   size_t heap_count, heap_capacity;

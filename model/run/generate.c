@@ -117,7 +117,7 @@ static int continue_prompt(Generation *g, Error *err) {
 static const ChatTemplate *find_template(const LoadedModel *t, Error *err) {
   if (t->tokenizer)
     return template_choose(
-        t->tokenizer, NULL,
+        t->tokenizer,
         template_fitting(t->tokenizer)
             ? "prepare conversations with ./prepare --chat --template " TEMPLATE_NAMES
               " and fine-tune on them, or give a --prompt"

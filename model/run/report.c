@@ -243,8 +243,7 @@ static bool is_chat(const Run *run) {
   bool masked = false;
   for (int i = 0; i < run->inputs.train->file_count; i++)
     masked |= run->inputs.train->files[i].documents.mask != NULL;
-  return masked && run->inputs.tokenizer &&
-         template_choose(run->inputs.tokenizer, NULL, "", &ignored);
+  return masked && run->inputs.tokenizer && template_choose(run->inputs.tokenizer, "", &ignored);
 }
 
 // The checkpoint, and RUN/best where it is kept and is not the end.

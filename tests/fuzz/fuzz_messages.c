@@ -29,7 +29,7 @@ static Kind *open_kinds(void) {
     Error err;
     Kind *k = &kinds[i];
     k->tokenizer = tokenizer_open(folders[i], &err);
-    const ChatTemplate *t = k->tokenizer ? template_choose(k->tokenizer, NULL, "", &err) : NULL;
+    const ChatTemplate *t = k->tokenizer ? template_choose(k->tokenizer, "", &err) : NULL;
     for (int n = 0; i == 3 && template_at(n); n++) // that of Llama 3.1
       if (template_at(n)->tools) t = template_at(n);
     k->renderer = t ? renderer_open(k->tokenizer, t, &err) : NULL;

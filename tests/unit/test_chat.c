@@ -134,12 +134,11 @@ TEST(a_newline_at_the_end_makes_no_other_template) {
 
 TEST(a_template_that_is_not_known_is_refused) {
   Tokenizer *bytes = open_tokenizer(BYTES_NAME), *t = open_tokenizer(FIXTURES "chatml");
-  expect_none(template_choose(bytes, NULL, "do this", &err), &err,
+  expect_none(template_choose(bytes, "do this", &err), &err,
               "'bytes' has no chat template: do this");
-  expect_none(template_choose(t, "alpaca", "do this", &err), &err, "--template 'alpaca' is none");
-  assert_string_equal(template_choose(t, NULL, "", &err)->name, "chatml");
+  assert_string_equal(template_choose(t, "", &err)->name, "chatml");
   tokenizer_set_template(t, "{{ x }}");
-  expect_none(template_choose(t, NULL, "do this", &err), &err,
+  expect_none(template_choose(t, "do this", &err), &err,
               "is none of those that are known here (Llama 3, Llama 3.1, ChatML, SmolLM2): "
               "do this");
   assert_int_equal(template_end(t), NO_TOKEN);
@@ -206,7 +205,7 @@ static void check_fixture(const char *name, const char *file, const char *source
   Error err;
   cJSON *cases =
       hold_json(json_read(path_text(FIXTURES "%s/%s", name, file).text, 1 << 20, &err), &err);
-  const ChatTemplate *template = source ? template_of(source) : template_choose(t, NULL, "", &err);
+  const ChatTemplate *template = source ? template_of(source) : template_choose(t, "", &err);
   if (!template) fail_msg("%s", err.text);
   Renderer *r = open_renderer(t, template);
   int number = 0;
