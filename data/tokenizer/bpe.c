@@ -144,7 +144,7 @@ void bpe_close(Bpe *bpe) {
 
 void bpe_scratch_close(BpeScratch *s) {
   free(s->links);
-  free(s->heap);
+  free(s->heap.items);
 }
 
 void token_ids_push(TokenIds *list, int32_t id) {
@@ -213,28 +213,11 @@ static int32_t merge_short(const Merges *merges, int32_t *ids, int32_t count) {
   }
 }
 
-// A binary heap of rank << 32 | place of the left symbol: the least is merged next.
-static void heap_push(BpeScratch *s, const Merge *merge, int32_t place) {
-  if (!merge) return;
-  LIST_ROOM(s->heap, s->heap_count, s->heap_capacity);
-  const uint64_t key = (uint64_t)merge->rank << 32 | (uint32_t)place;
-  size_t at = s->heap_count++;
-  for (; at > 0 && s->heap[(at - 1) / 2] > key; at = (at - 1) / 2)
-    s->heap[at] = s->heap[(at - 1) / 2];
-  s->heap[at] = key;
-}
-
-static uint64_t heap_pop(BpeScratch *s) {
-  const uint64_t top = s->heap[0], last = s->heap[--s->heap_count];
-  size_t at = 0, child;
-  while ((child = 2 * at + 1) < s->heap_count) {
-    child += child + 1 < s->heap_count && s->heap[child + 1] < s->heap[child];
-    if (s->heap[child] >= last) break;
-    s->heap[at] = s->heap[child];
-    at = child;
-  }
-  s->heap[at] = last;
-  return top;
+// The merge of the ids at `left` and `right`, if there is one, waits: that of the lowest rank is next.
+static void push_merge(Heap *heap, const Merges *merges, const int32_t *ids, int32_t left,
+                       int32_t right) {
+  const Merge *merge = merges_find(merges, ids[left], ids[right]);
+  if (merge) heap_push(heap, (uint64_t)merge->rank, (uint64_t)left);
 }
 
 static int32_t merge_long(const Merges *merges, BpeScratch *s, int32_t *ids, int32_t count) {
@@ -243,26 +226,26 @@ static int32_t merge_long(const Merges *merges, BpeScratch *s, int32_t *ids, int
     s->links = xrealloc(s->links, s->capacity * sizeof *s->links);
   }
   Link *const links = s->links;
-  s->heap_count = 0;
+  s->heap.count = 0;
   for (int32_t i = 0; i < count; i++) {
     links[i] = (Link){i - 1, i + 1};
-    if (i + 1 < count) heap_push(s, merges_find(merges, ids[i], ids[i + 1]), i);
+    if (i + 1 < count) push_merge(&s->heap, merges, ids, i, i + 1);
   }
-  while (s->heap_count > 0) {
-    const uint64_t top = heap_pop(s);
-    const int32_t left = (int32_t)(top & INT32_MAX), right = links[left].next;
+  while (s->heap.count > 0) {
+    const HeapItem top = heap_pop(&s->heap);
+    const int32_t left = (int32_t)top.second, right = links[left].next;
     if (ids[left] == NO_TOKEN || right == count) continue;
     const Merge *merge = merges_find(merges, ids[left], ids[right]);
-    if (!merge || (uint64_t)merge->rank != top >> 32) continue; // one of them has changed since
+    if (!merge || (uint64_t)merge->rank != top.first) continue; // one of them has changed since
     const int32_t previous = links[left].previous, next = links[right].next;
     ids[left] = merge->merged;
     ids[right] = NO_TOKEN;
     links[left].next = next;
     if (next < count) {
       links[next].previous = left;
-      heap_push(s, merges_find(merges, merge->merged, ids[next]), left);
+      push_merge(&s->heap, merges, ids, left, next);
     }
-    if (previous >= 0) heap_push(s, merges_find(merges, ids[previous], merge->merged), previous);
+    if (previous >= 0) push_merge(&s->heap, merges, ids, previous, left);
   }
   int32_t kept = 0;
   for (int32_t i = 0; i < count; i++)

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/text.h"
+#include "data/tokenizer/heap.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/vocabulary.h"
 
@@ -41,8 +42,7 @@ typedef struct Link {
 typedef struct BpeScratch {
   Link *links; // [capacity] between the symbols that are left
   size_t capacity;
-  uint64_t *heap; // [heap_capacity]
-  size_t heap_count, heap_capacity;
+  Heap heap; // merges that may come: the rank, the place of the left symbol
 } BpeScratch;
 void bpe_scratch_close(BpeScratch *s);
 

@@ -30,17 +30,13 @@ void normalizer_buffers_close(NormalizerBuffers *b) {
 
 // Unicode's White_Space at text[0], in bytes; 0 if there is none.
 static size_t white_space(const char *text, size_t bytes) {
-  const unsigned char *p = (const unsigned char *)text;
-  if (p[0] < 0x80) return p[0] == ' ' || (p[0] >= '\t' && p[0] <= '\r');
-  if (bytes >= 2 && p[0] == 0xc2) return p[1] == 0x85 || p[1] == 0xa0 ? 2 : 0;
-  if (bytes < 3) return 0;
-  const unsigned c = (unsigned)p[0] << 16 | (unsigned)p[1] << 8 | p[2];
-  const bool is = c == 0xe19a80 ||                    // U+1680
-                  (c >= 0xe28080 && c <= 0xe2808a) || // U+2000 to U+200A
-                  c == 0xe280a8 || c == 0xe280a9 ||   // U+2028, U+2029
-                  c == 0xe280af || c == 0xe2819f ||   // U+202F, U+205F
-                  c == 0xe38080;                      // U+3000
-  return is ? 3 : 0;
+  utf8proc_int32_t c;
+  const utf8proc_ssize_t n =
+      utf8proc_iterate((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &c);
+  const utf8proc_category_t category = n > 0 ? utf8proc_category(c) : UTF8PROC_CATEGORY_CN;
+  const bool is = category == UTF8PROC_CATEGORY_ZS || category == UTF8PROC_CATEGORY_ZL ||
+                  category == UTF8PROC_CATEGORY_ZP || c == 0x85 || (c >= '\t' && c <= '\r');
+  return n > 0 && is ? (size_t)n : 0;
 }
 
 size_t white_space_at_start(const char *text, size_t bytes) {

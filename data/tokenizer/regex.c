@@ -28,13 +28,12 @@ enum {
 
 struct Regex {
   pcre2_code *code;
-  bool llama3; // it is LLAMA3_PATTERN
+  bool llama3;   // it is LLAMA3_PATTERN
+  bool compiled; // by the JIT, which a system may forbid or lack; else pcre2_match interprets
 };
 
 struct RegexScan {
-  const pcre2_code *code;
-  bool compiled; // by the JIT
-  bool llama3;
+  const Regex *regex;
   pcre2_match_data *data;
   pcre2_match_context *context;
   pcre2_jit_stack *stack; // NULL where there is no JIT
@@ -55,19 +54,23 @@ typedef struct Translation {
   const char *pattern; // NUL-terminated
   size_t at;           // the next byte of it
   bool in_class;
-  char *out;
-  size_t used;
+  Text out;
 } Translation;
 
-static void put(Translation *t, const char *text, size_t bytes) {
-  memcpy(t->out + t->used, text, bytes);
-  t->used += bytes;
+static void put(Translation *t, const char *text) {
+  text_append(&t->out, text, strlen(text));
 }
 
 static void put_set(Translation *t, const char *before, const char *set, const char *after) {
-  put(t, before, t->in_class ? 0 : strlen(before));
-  put(t, set, strlen(set));
-  put(t, after, t->in_class ? 0 : strlen(after));
+  if (!t->in_class) put(t, before);
+  put(t, set);
+  if (!t->in_class) put(t, after);
+}
+
+static int take(Translation *t, size_t bytes) {
+  text_append(&t->out, t->pattern + t->at, bytes);
+  t->at += bytes;
+  return 0;
 }
 
 static int refuse(const Translation *t, size_t bytes, Error *err) {
@@ -87,12 +90,12 @@ static int translate_escape(Translation *t, Error *err) {
   } else if (c == 'W' && !t->in_class) {
     put_set(t, "[^", WORD, "]");
   } else if (c == 'u' && strspn(p + 2, "0123456789abcdefABCDEF") >= 4) {
-    put(t, "\\x{", 3);
-    put(t, p + 2, 4);
-    put(t, "}", 1);
+    put(t, "\\x{");
+    text_append(&t->out, p + 2, 4);
+    put(t, "}");
     t->at += 4;
   } else if (c != '\0' && (!isalpha((unsigned char)c) || strchr("pPdDnrtfvaexAzZkg", c))) {
-    put(t, p, 2);
+    return take(t, 2);
   } else {
     return refuse(t, c == '\0' ? 1 : 2, err);
   }
@@ -109,9 +112,7 @@ static int translate_group(Translation *t, Error *err) {
     const char after = p[2 + flags];
     if (after != ':' && !(after == ')' && t->at == 0)) return refuse(t, 3 + flags, err);
   }
-  put(t, p, 1);
-  t->at++;
-  return 0;
+  return take(t, 1);
 }
 
 static int translate_repeat(Translation *t, Error *err) {
@@ -124,60 +125,51 @@ static int translate_repeat(Translation *t, Error *err) {
     const char after = p[length];
     if (low == 0 || after == '+' || (after == '?' && !range)) return refuse(t, length + 1, err);
   }
-  put(t, p, 1);
-  t->at++;
-  return 0;
+  return take(t, 1);
+}
+
+// The bracket that opens a class; a ] right behind it is in the class.
+static int translate_class(Translation *t) {
+  const char *const p = t->pattern + t->at;
+  const size_t head = 1 + (p[1] == '^');
+  t->in_class = true;
+  return take(t, head + (p[head] == ']'));
 }
 
 static int translate(Translation *t, Error *err) {
-  while (t->pattern[t->at]) {
-    const char *const p = t->pattern + t->at;
-    if (*p == '\\') {
-      if (translate_escape(t, err) != 0) return -1;
-      continue;
+  int status = 0;
+  for (char c; status == 0 && (c = t->pattern[t->at]);) {
+    if (c == '\\')
+      status = translate_escape(t, err);
+    else if (t->in_class && (c == '[' || (c == '&' && t->pattern[t->at + 1] == '&')))
+      status = refuse(t, 2, err);
+    else if (!t->in_class && c == '(')
+      status = translate_group(t, err);
+    else if (!t->in_class && c == '{')
+      status = translate_repeat(t, err);
+    else if (!t->in_class && c == '[')
+      status = translate_class(t);
+    else {
+      t->in_class &= c != ']';
+      take(t, 1);
     }
-    if (t->in_class && (*p == '[' || (*p == '&' && p[1] == '&'))) return refuse(t, 2, err);
-    if (!t->in_class && *p == '(') {
-      if (translate_group(t, err) != 0) return -1;
-      continue;
-    }
-    if (!t->in_class && *p == '{') {
-      if (translate_repeat(t, err) != 0) return -1;
-      continue;
-    }
-    if (!t->in_class && *p == '[') {
-      t->in_class = true;
-      const size_t head = 1 + (p[1] == '^');
-      const size_t literal = head + (p[head] == ']');
-      put(t, p, literal);
-      t->at += literal;
-      continue;
-    }
-    if (*p == ']') t->in_class = false;
-    put(t, p, 1);
-    t->at++;
   }
-  return 0;
+  return status;
 }
 
 // ---- Compiling and matching
 
-static int compile(Regex *regex, const char *pattern, size_t bytes, Error *err) {
+static int compile(Regex *regex, Text pattern, Error *err) {
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
   int code;
   PCRE2_SIZE at;
-  pcre2_compile_context *context = pcre2_compile_context_create(NULL);
-  if (!context) return error_set(err, "PCRE2 has no memory left");
-  pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-  regex->code = pcre2_compile((PCRE2_SPTR)pattern, bytes, options, &code, &at, context);
-  pcre2_compile_context_free(context);
+  regex->code = pcre2_compile((PCRE2_SPTR)pattern.data, pattern.bytes, options, &code, &at, NULL);
   if (!regex->code) {
     PCRE2_UCHAR why[256];
     pcre2_get_error_message(code, why, sizeof why);
     return error_set(err, "the regular expression does not compile: %s", (char *)why);
   }
-  // Without a JIT (a system may forbid it, or lack it) pcre2_match interprets.
-  pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE);
+  regex->compiled = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE) == 0;
   return 0;
 }
 
@@ -188,12 +180,12 @@ Regex *regex_open(const char *pattern, Error *err) {
               MAX_PATTERN_BYTES);
     return NULL;
   }
-  // No piece of a pattern grows more than \s.
-  Translation t = {.pattern = pattern, .out = xmalloc(bytes * (sizeof WHITE_SPACE + 4) + 1)};
+  Translation t = {.pattern = pattern};
   Regex *regex = xcalloc(1, sizeof *regex);
   regex->llama3 = strcmp(pattern, LLAMA3_PATTERN) == 0;
-  const bool failed = translate(&t, err) != 0 || compile(regex, t.out, t.used, err) != 0;
-  free(t.out);
+  put(&t, "(*LF)"); // newlines
+  const bool failed = translate(&t, err) != 0 || compile(regex, t.out, err) != 0;
+  free(t.out.data);
   if (!failed) return regex;
   free(regex);
   return NULL;
@@ -218,11 +210,7 @@ static void release(void *memory, void *unused) {
 RegexScan *regex_scan_open(const Regex *regex) {
   RegexScan *scan = xcalloc(1, sizeof *scan);
   pcre2_general_context *memory = pcre2_general_context_create(allocate, release, NULL);
-  size_t jit_bytes = 0;
-  pcre2_pattern_info(regex->code, PCRE2_INFO_JITSIZE, &jit_bytes);
-  scan->code = regex->code;
-  scan->llama3 = regex->llama3;
-  scan->compiled = jit_bytes > 0;
+  scan->regex = regex;
   scan->data = pcre2_match_data_create(1, memory);
   scan->context = pcre2_match_context_create(memory);
   pcre2_set_match_limit(scan->context, MATCH_LIMIT);
@@ -300,17 +288,18 @@ static inline size_t llama3_match(const char *text, size_t bytes) {
 
 int regex_next(RegexScan *scan, const char *text, size_t bytes, size_t at, size_t *begin,
                size_t *end, Error *err) {
-  const size_t length = scan->llama3 && at < bytes ? llama3_match(text + at, bytes - at) : 0;
+  const size_t length = scan->regex->llama3 && at < bytes ? llama3_match(text + at, bytes - at) : 0;
   if (length > 0) {
     *begin = at;
     *end = at + length;
     return 1;
   }
   const PCRE2_SPTR subject = (PCRE2_SPTR)text;
+  const pcre2_code *code = scan->regex->code;
   const int found =
-      scan->compiled ? pcre2_jit_match(scan->code, subject, bytes, at, 0, scan->data, scan->context)
-                     : pcre2_match(scan->code, subject, bytes, at, PCRE2_NO_UTF_CHECK, scan->data,
-                                   scan->context);
+      scan->regex->compiled
+          ? pcre2_jit_match(code, subject, bytes, at, 0, scan->data, scan->context)
+          : pcre2_match(code, subject, bytes, at, PCRE2_NO_UTF_CHECK, scan->data, scan->context);
   if (found == PCRE2_ERROR_NOMATCH) return 0;
   if (found < 0) {
     PCRE2_UCHAR why[256];

@@ -12,6 +12,7 @@
 #include "base/os.h"
 #include "base/text.h"
 #include "data/tokenizer/cut.h"
+#include "data/tokenizer/heap.h"
 
 // ---- The table of words
 
@@ -141,12 +142,6 @@ typedef struct Pair {
   uint32_t place_count, place_capacity;
 } Pair;
 
-// How often a pair came when it was put there; it may have become less since.
-typedef struct Candidate {
-  int64_t count;
-  PairKey key;
-} Candidate;
-
 struct BpeTrainer {
   BpeOptions options;
   const char *special[2 + BPE_MARKERS]; // [special_count]
@@ -171,8 +166,7 @@ struct BpeTrainer {
   size_t kept_pairs; // when those were dropped that had become too rare
   uint32_t *slots;   // [slot_count] a hash table: the pair's number + 1
   size_t slot_count;
-  Candidate *heap; // [heap_count] the best one first
-  size_t heap_count, heap_capacity;
+  Heap heap; // of candidates: UINT64_MAX - how often the pair came when it was put there, its key
 };
 
 BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
@@ -224,7 +218,7 @@ void bpe_trainer_close(BpeTrainer *t) {
   free(t->symbols);
   free(t->pairs);
   free(t->slots);
-  free(t->heap);
+  free(t->heap.items);
   free(t);
 }
 
@@ -383,30 +377,10 @@ static void pair_goes(BpeTrainer *t, int32_t left, int32_t right, uint32_t word)
   if (p->count == 0) forget_places(p);
 }
 
-// ---- The heap
+// ---- Candidates
 
-static bool is_better(Candidate a, Candidate b) {
-  return a.count != b.count ? a.count > b.count : a.key < b.key;
-}
-
-static void heap_push(BpeTrainer *t, Candidate c) {
-  t->heap = more_room(t->heap, t->heap_count, &t->heap_capacity, sizeof *t->heap);
-  size_t at = t->heap_count++;
-  for (; at > 0 && is_better(c, t->heap[(at - 1) / 2]); at = (at - 1) / 2)
-    t->heap[at] = t->heap[(at - 1) / 2];
-  t->heap[at] = c;
-}
-
-static Candidate heap_pop(BpeTrainer *t) {
-  const Candidate best = t->heap[0], last = t->heap[--t->heap_count];
-  size_t at = 0;
-  for (size_t child; (child = 2 * at + 1) < t->heap_count; at = child) {
-    if (child + 1 < t->heap_count && is_better(t->heap[child + 1], t->heap[child])) child++;
-    if (!is_better(t->heap[child], last)) break;
-    t->heap[at] = t->heap[child];
-  }
-  t->heap[at] = last;
-  return best;
+static void push_candidate(BpeTrainer *t, const Pair *p) {
+  heap_push(&t->heap, UINT64_MAX - (uint64_t)p->count, p->key);
 }
 
 // The pairs from `first` on become candidates if they come twice. Older ones have not come to
@@ -415,7 +389,7 @@ static void push_pairs(BpeTrainer *t, size_t first) {
   for (size_t i = first; i < t->pair_count; i++) {
     Pair *p = &t->pairs[i];
     if (p->count > 1)
-      heap_push(t, (Candidate){p->count, p->key});
+      push_candidate(t, p);
     else
       forget_places(p);
   }
@@ -436,11 +410,11 @@ static void drop_pairs(BpeTrainer *t) {
 
 // The most frequent pair, or NULL if none comes twice.
 static Pair *best_pair(BpeTrainer *t) {
-  while (t->heap_count > 0) {
-    const Candidate c = heap_pop(t);
-    Pair *p = find_pair(t, c.key);
-    if (p && p->count == c.count) return p;
-    if (p && p->count > 1) heap_push(t, (Candidate){p->count, p->key});
+  while (t->heap.count > 0) {
+    const HeapItem best = heap_pop(&t->heap);
+    Pair *p = find_pair(t, best.second);
+    if (p && UINT64_MAX - (uint64_t)p->count == best.first) return p;
+    if (p && p->count > 1) push_candidate(t, p); // it has become less since
   }
   return NULL;
 }

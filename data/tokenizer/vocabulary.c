@@ -103,8 +103,7 @@ static void grow_tokens(Vocabulary *v, int32_t id) {
   v->size = id + 1;
 }
 
-// Checks the id and makes room for it.
-static int take_id(Vocabulary *v, int64_t id, Error *err) {
+int vocabulary_add_id(Vocabulary *v, int64_t id, Error *err) {
   if (id < 0 || id > MAX_TOKEN_ID)
     return error_set(err, "a token has the id %" PRId64 ", but ids lie in [0, %d]", id,
                      MAX_TOKEN_ID);
@@ -115,10 +114,6 @@ static int take_id(Vocabulary *v, int64_t id, Error *err) {
   return 0;
 }
 
-int vocabulary_add_id(Vocabulary *v, int64_t id, Error *err) {
-  return take_id(v, id, err);
-}
-
 int vocabulary_add(Vocabulary *v, const char *text, size_t bytes, bool raw, int64_t id,
                    Error *err) {
   if (2 * ((size_t)v->count + 1) > v->mask) grow_slots(v);
@@ -126,7 +121,7 @@ int vocabulary_add(Vocabulary *v, const char *text, size_t bytes, bool raw, int6
   if (v->slots[slot] >= 0)
     return error_set(err, "the token '%.*s' appears twice, with the ids %d and %" PRId64,
                      bytes < 100 ? (int)bytes : 100, text, v->slots[slot], id);
-  if (take_id(v, id, err) != 0) return -1;
+  if (vocabulary_add_id(v, id, err) != 0) return -1;
   v->tokens[id] = (Token){.offset = (uint32_t)v->text.bytes,
                           .length = (uint32_t)bytes & 0x3fffffff,
                           .raw = raw,
