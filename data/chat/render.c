@@ -28,9 +28,7 @@ static int find_marker(const Renderer *r, const char *name, int32_t *id, Error *
   const char *const tokenizer = tokenizer_facts(r->tokenizer)->name;
   *id = name ? tokenizer_special(r->tokenizer, name) : NO_TOKEN;
   if (*id != NO_TOKEN && !tokenizer_always_finds(r->tokenizer, *id))
-    return error_set(err,
-                     "the tokenizer '%s' does not find %s in every text: set its \"normalized\" in "
-                     "tokenizer.json to false",
+    return error_set(err, "the tokenizer '%s' does not find %s in every text: it is \"normalized\"",
                      tokenizer, name);
   if (!name || *id != NO_TOKEN) return 0;
   error_set(err, "the tokenizer '%s' has no special token %s, which the chat template of %s needs",
@@ -202,9 +200,7 @@ static int put_json(Renderer *r, const Message *m, size_t number, Error *err) {
 static int put_content(Renderer *r, const Message *m, size_t number, Error *err) {
   const ChatTemplate *t = r->template;
   if (!m->text.text && m->content.text)
-    return error_set(err,
-                     "the \"content\" of message %zu is neither a string nor a list of {\"type\": "
-                     "\"text\", \"text\": \"...\"}",
+    return error_set(err, "the \"content\" of message %zu is neither a string nor a list of texts",
                      number);
   if (!m->text.text && !t->trims) return error_set(err, "message %zu has no \"content\"", number);
   const Span text = m->text.text && t->trims ? strip(m->text) : m->text;

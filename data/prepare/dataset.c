@@ -105,21 +105,18 @@ int dataset_check(const Folder *f, const char *out, const Tokenizer *tokenizer, 
   for (size_t i = 0; i < f->before.count; i++) {
     const char *name = f->before.files[i].name;
     if (!dataset_has(name))
-      return error_set(err,
-                       "the folder '%s' holds '%.200s', which ./prepare did not write: choose "
-                       "another one with --out",
-                       out, name);
+      return error_set(
+          err, "the folder '%s' holds '%.200s', which ./prepare did not write: choose another", out,
+          name);
     dataset |= !is_tokenizer(name);
   }
   if (force || f->before.count == 0) return 0;
   if (dataset)
-    return error_set(err,
-                     "the folder '%s' holds a dataset already: choose another one with --out, or "
-                     "replace it with --force",
-                     out);
+    return error_set(
+        err, "the folder '%s' holds a dataset already: choose another, or replace it with --force",
+        out);
   if (holds_tokenizer(out, tokenizer_facts(tokenizer)->fingerprint)) return 0;
-  return error_set(err,
-                   "the folder '%s' holds another tokenizer: use it with --tokenizer '%s', choose "
-                   "another folder with --out, or replace it with --force",
-                   out, out);
+  return error_set(
+      err, "the folder '%s' holds another tokenizer: take that one, another folder, or --force",
+      out);
 }

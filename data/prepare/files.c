@@ -98,13 +98,12 @@ static FileKind format_of(const Corpus *c, const char *name, const char *start, 
   if (!json_begins(start, bytes) && !(bracket && has_suffix(name, ".json"))) return FILE_TEXT;
   if (object)
     error_set(err,
-              "'%s' is JSON, and its first line has no \"%s\" string: --field names another field, "
-              "--text takes the file as plain text",
+              "'%s' is JSON, and its first line has no \"%s\" string: name another --field, or use "
+              "--text",
               name, field);
   else
     error_set(err,
-              "'%s' is JSON, but not a document in each line: make lines of it (of a list: jq -c "
-              "'.[]'), or take it as plain text with --text",
+              "'%s' is JSON, but not a document in each line: use jq -c '.[]' on a list, or --text",
               name);
   return FILE_JSON;
 }
@@ -116,24 +115,20 @@ FileKind corpus_kind(const Corpus *c, const char *name, const char *start, size_
   if (bytes == 0) return error_set(err, "'%s' is empty", name), FILE_EMPTY;
   if (file_refuse_pointer(name, start, bytes, err) != 0) return FILE_BROKEN;
   if (begins(start, bytes, "PAR1"))
-    return error_set(err,
-                     "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
-                     "--out FOLDER -",
-                     name, name),
+    return error_set(err, "'%s' is a parquet file: pipe it through scripts/parquet_to_jsonl.py",
+                     name),
            FILE_PARQUET;
   if (file_refuse_packed(name, start, bytes, err) != 0) return FILE_BINARY;
   if (begins(start, bytes, "\xff\xfe") || begins(start, bytes, "\xfe\xff") ||
       memchr(start, 0, looked_at))
-    return error_set(err,
-                     "'%s' is not text: it holds NUL bytes or UTF-16; convert UTF-16 to UTF-8 with "
-                     "iconv",
-                     name),
+    return error_set(
+               err, "'%s' is not text: it holds NUL bytes or UTF-16, which iconv converts to UTF-8",
+               name),
            FILE_BINARY;
   if (foreign <= MAX_FOREIGN_PERCENT) return format_of(c, name, start, bytes, err);
   return error_set(err,
-                   "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
-                   "encoding to UTF-8 with iconv",
-                   name, foreign, looked_at),
+                   "'%s' is not text: %d %% of its start is not UTF-8, to which iconv converts",
+                   name, foreign),
          FILE_BINARY;
 }
 

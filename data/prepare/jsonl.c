@@ -22,7 +22,6 @@ int jsonl_text(char *line, size_t bytes, const char *field, Span *text, Error *e
   *text = member.string;
   if (text->text) return 0;
   return error_set(err,
-                   "has no \"%s\" string: each line must be an object such as {\"%s\": \"...\"}; "
-                   "--field names another field",
+                   "has no \"%s\" string, as in {\"%s\": \"...\"}; --field names another field",
                    field, field);
 }

@@ -177,10 +177,7 @@ static int check_arguments(Command *c, Error *err) {
   if (c->show > 0) return 0;
   if (check_options(p, err) != 0) return -1;
   if (!p->out || !*p->out)
-    return error_set(err,
-                     "--out is missing: it names the folder to write, as in './prepare --out "
-                     "data/mine %.200s'",
-                     p->paths[0]);
+    return error_set(err, "--out is missing: it names the folder to write, such as data/mine");
   size_t length = strlen(p->out);
   while (length > 1 && p->out[length - 1] == '/') length--;
   c->out = path_text("%.*s", (int)length, p->out);

@@ -257,10 +257,8 @@ static int check_room(const Job *job, Error *err) {
                      size_text(text_bytes).text, SHARDS_MAX);
   const uint64_t needed = 2 * text_bytes, free_bytes = disk_free(job->out.temporary.text);
   if (needed <= free_bytes) return 0;
-  return error_set(err,
-                   "the token files need %s, but '%s' has %s free: make room, or choose another "
-                   "disk with --out",
-                   size_text(needed).text, job->options->out, size_text(free_bytes).text);
+  return error_set(err, "the token files need %s, but '%s' has %s free", size_text(needed).text,
+                   job->options->out, size_text(free_bytes).text);
 }
 
 static int no_text(const Job *job, Error *err) {
@@ -282,10 +280,9 @@ static int check_split(const Job *job, Error *err) {
   if (split == FILES && train)
     return error_set(err, "there is no text in what --val names: '%s'", job->options->val_paths[0]);
   if (!train && (!val || split == FILES)) return no_text(job, err);
-  return error_set(err,
-                   "the input has %" PRIu64 " byte%s of text, too little to split into training "
-                   "and validation: add text, or keep nothing with --val-fraction 0",
-                   job->written_bytes, job->written_bytes == 1 ? "" : "s");
+  return error_set(
+      err, "%" PRIu64 " bytes of text are too little to split: add text, or use --val-fraction 0",
+      job->written_bytes);
 }
 
 static int write_folder(Job *job, Error *err) {

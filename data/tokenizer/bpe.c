@@ -130,9 +130,7 @@ int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err) {
   find_breaks(bpe);
   for (int i = 0; byte_level && bpe->byte_fallback && i < 256; i++)
     if (bpe->byte[i] == NO_TOKEN)
-      return error_set(err,
-                       "%s: byte_fallback behind ByteLevel is not supported where a byte "
-                       "has no token",
+      return error_set(err, "%s: byte_fallback behind ByteLevel needs a token for each byte",
                        document->name);
   return 0;
 }

@@ -68,9 +68,7 @@ int added_read(AddedTokens *raw, AddedTokens *normalized, const cJSON *list, boo
     const int32_t known = vocabulary_find_named(vocabulary, content, byte_level);
     token.id = known >= 0 ? known : next++;
     if (token.id != id)
-      return error_set(err,
-                       "the added token '%.100s' has the id %" PRId64
-                       ", but its id in the vocabulary, or the next free one, is %d",
+      return error_set(err, "the added token '%.100s' has the id %" PRId64 " instead of %d",
                        content, id, token.id);
     token.content = xstrdup(content);
     AddedToken *added = push(token.normalized ? normalized : raw, &token);

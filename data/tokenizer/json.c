@@ -62,8 +62,7 @@ static int read_tree(Document *d, char *tree, Error *err) {
     return json_syntax_error(d->name, d->text, d->bytes, (size_t)(s.at - d->copy), s.problem, err);
   const size_t rest = d->bytes - blank(d, tree, &d->vocab) - blank(d, tree, &d->merges);
   if (rest > MAX_TREE_BYTES)
-    return error_set(err,
-                     "%s has %s beside its vocabulary and merges, more than the %s allowed here",
+    return error_set(err, "%s has %s beside its vocabulary and merges, more than the %s allowed",
                      d->name, size_text(rest).text, size_text(MAX_TREE_BYTES).text);
   d->tree = json_parse(d->name, tree, d->bytes, err);
   return d->tree ? 0 : -1;

@@ -187,9 +187,7 @@ int normalizer_apply(const Steps *n, NormalizerBuffers *b, const char *text, siz
     text_room(&b->now, 1); // so that it is never NULL
     if (apply_step(&n->list[i], b, continues, most, err) != 0) return -1;
     if (b->next.bytes > most)
-      return error_set(err,
-                       "the tokenizer's normalizer makes more than %s of %s of text, so its steps "
-                       "cannot be meant: look at what its Replace and Prepend write",
+      return error_set(err, "the tokenizer's normalizer makes more than %s of %s of text",
                        size_text(most).text, size_text(bytes).text);
     const Text now = b->now;
     b->now = b->next;

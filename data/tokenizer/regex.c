@@ -305,8 +305,7 @@ int regex_next(RegexScan *scan, const char *text, size_t bytes, size_t at, size_
     PCRE2_UCHAR why[256];
     pcre2_get_error_message(found, why, sizeof why);
     return error_set(err,
-                     "the tokenizer's regular expression fails on this text: %s; it may "
-                     "backtrack for ever",
+                     "the regular expression fails on this text: %s; it may backtrack for ever",
                      (char *)why);
   }
   const PCRE2_SIZE *bounds = pcre2_get_ovector_pointer(scan->data);

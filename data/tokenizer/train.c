@@ -174,11 +174,10 @@ BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
   int markers = 0;
   while (markers < BPE_MARKERS && options->markers[markers]) markers++;
   if (size < BPE_MIN_VOCAB + markers || size > BPE_MAX_VOCAB) {
-    error_set(err,
-              "a tokenizer can have from %d to %d tokens (256 bytes, merges, and the special "
-              "tokens %s and %s%s), not %" PRId64,
-              BPE_MIN_VOCAB + markers, BPE_MAX_VOCAB, BPE_BEGIN, BPE_END,
-              markers ? " and the template's" : "", size);
+    error_set(
+        err,
+        "a tokenizer can have from %d to %d tokens, bytes and special tokens too, not %" PRId64,
+        BPE_MIN_VOCAB + markers, BPE_MAX_VOCAB, size);
     return NULL;
   }
   Regex *regex = regex_open(options->pattern, err);
@@ -537,9 +536,7 @@ int bpe_trainer_step(BpeTrainer *t, int64_t tokens, Error *err) {
   const int64_t until = size - made < tokens ? size : made + tokens;
   while (tokens_made(t) < until)
     if (!merge_best(t))
-      return error_set(err,
-                       "the text is too little for %" PRId64 " tokens: it gives %" PRId64
-                       "; add text or ask for fewer tokens",
+      return error_set(err, "the text is too little for %" PRId64 " tokens: it gives %" PRId64,
                        size, tokens_made(t));
   return tokens_made(t) < size;
 }

@@ -167,9 +167,9 @@ printf '{"text": "a"} {"text": "b"}\n' >two.jsonl
 printf '\n \n' >blank.jsonl
 { for i in $(seq 1 150); do echo '{"text": "fine"}'; done; echo '{"text": }'; } >late.jsonl
 refuses an_empty_file_is_refused "'empty' is empty" empty
-refuses a_tiny_file_is_refused 'the input has 1 byte of text, too little to split' tiny
+refuses a_tiny_file_is_refused '1 bytes of text are too little to split' tiny
 refuses a_binary_file_is_refused "'binary' is not text: it holds NUL bytes" binary
-refuses text_in_another_encoding_is_refused 'convert another encoding to UTF-8 with iconv' koi8
+refuses text_in_another_encoding_is_refused 'is not UTF-8, to which iconv converts' koi8
 refuses a_missing_path_is_refused "cannot open 'missing': No such file" text missing
 refuses a_device_is_refused "'/dev/null' is not a regular file or a folder" /dev/null
 refuses a_folder_without_text_is_refused "there is no text in 'nothing' (skipped: 1 hidden, 1 empty)" nothing

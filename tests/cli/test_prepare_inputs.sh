@@ -79,13 +79,13 @@ printf '{"a": 1}\n{"b": 2}' >object.json
 runs --text --val-fraction 0 --out as.text object.json
 holds json_is_plain_text_with_text $'[{"a": 1}\n{"b": 2}]' as.text/train-00000.bin
 refuses jsonl_is_obeyed_for_a_named_file "'object.json' line 1 has no \"text\" string" --jsonl object.json
-refuses lines_without_the_field_are_refused "its first line has no \"text\" string: --field names another field" object.json
+refuses lines_without_the_field_are_refused "its first line has no \"text\" string: name another --field" object.json
 printf '{"a": "x"}\n{"a": "y"}\n' >field.json
 runs --field a --val-fraction 0 --out field.out field.json
 holds field_is_obeyed_for_a_named_file '[x][y]' field.out/train-00000.bin
 printf '[\n  {"text": "a"},\n  {"text": "b"}\n]\n' >list.json
 cp list.json list.data
-refuses a_list_of_documents_names_the_way_out "'list.json' is JSON, but not a document in each line: make lines of it (of a list: jq -c '.[]')" list.json
+refuses a_list_of_documents_names_the_way_out "'list.json' is JSON, but not a document in each line: use jq -c '.[]' on a list" list.json
 refuses under_any_name "'list.data' is JSON, but not a document in each line" list.data
 refuses on_standard_input_too "'standard input' is JSON, but not a document in each line" - <list.json
 printf '{\n  "name": "x"\n}\n' >package.json
@@ -179,7 +179,7 @@ refuses a_parquet_file_names_the_script 'scripts/parquet_to_jsonl.py' table.parq
 mkdir tables && cp table.parquet tables
 refuses so_does_a_folder_of_them '(skipped: 1 parquet (see scripts/parquet_to_jsonl.py))' tables
 printf '\xff\xfeh\0i\0' >utf16
-refuses utf16_is_refused 'convert UTF-16 to UTF-8 with iconv' utf16
+refuses utf16_is_refused 'UTF-16, which iconv converts to UTF-8' utf16
 mkfifo pipe
 refuses a_pipe_by_name_is_refused "'pipe' is not a regular file or a folder; standard input is read from '-'" pipe
 refuses a_line_without_the_field_names_it "'many.jsonl' line 1 has no \"body\" string" --field body many.jsonl
