@@ -62,10 +62,15 @@ typedef struct Command {
   PathText out; // as given, without slashes at its end
   int64_t show; // 0: not asked for
   bool help;
+  int argc, status;
+  char **argv;
+  Error err;
 } Command;
 
 // The paths move to the front of argv.
-static int parse_arguments(Command *c, int argc, char **argv, Error *err) {
+static int parse_arguments(Command *c, Error *err) {
+  const int argc = c->argc;
+  char **const argv = c->argv;
   PrepareOptions *p = &c->prepare;
   const Option options[] = {
       {.name = "--out", .needs = "a folder", .text = &p->out},
@@ -198,32 +203,24 @@ static int run_command(Command *c, Error *err) {
   return prepare_run(p, err);
 }
 
-typedef struct Call {
-  Command command;
-  int argc, status;
-  char **argv;
-  Error err;
-} Call;
-
-static void try_call(void *context) {
-  Call *call = context;
-  if (parse_arguments(&call->command, call->argc, call->argv, &call->err) == 0)
-    call->status = run_command(&call->command, &call->err);
+static void try_command(void *command) {
+  Command *c = command;
+  if (parse_arguments(c, &c->err) == 0) c->status = run_command(c, &c->err);
 }
 
 int main(int argc, char **argv) {
-  Call call = {.argc = argc, .argv = argv, .status = -1};
-  call.command.prepare = (PrepareOptions){.val_fraction = -1, .seed = -1}; // -1: not given
-  call.command.prepare.threads = omp_get_num_procs();
+  Command c = {.argc = argc, .argv = argv, .status = -1};
+  // -1: not given
+  c.prepare = (PrepareOptions){.val_fraction = -1, .seed = -1, .threads = omp_get_num_procs()};
   sigset_t before;
   streams_fill();
   sigprocmask(SIG_SETMASK, NULL, &before);
-  if (stack_check(&call.err) == 0 && !memory_try(try_call, &call, &call.err))
-    error_append(&call.err, "; " LESS_MEMORY);
-  if (call.status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
-    call.status = error_set(&call.err, "cannot write to standard output: %s", strerror(errno));
-  if (call.status != 0) fprintf(stderr, "prepare: %s\n", call.err.text);
-  free(call.command.prepare.val_paths);
+  if (stack_check(&c.err) == 0 && !memory_try(try_command, &c, &c.err))
+    error_append(&c.err, "; " LESS_MEMORY);
+  if (c.status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+    c.status = error_set(&c.err, "cannot write to standard output: %s", strerror(errno));
+  if (c.status != 0) fprintf(stderr, "prepare: %s\n", c.err.text);
+  free(c.prepare.val_paths);
   sigprocmask(SIG_SETMASK, &before, NULL); // a signal that was held back ends the program here
-  return call.status == 0 ? 0 : 1;
+  return c.status == 0 ? 0 : 1;
 }

@@ -15,12 +15,10 @@ enum { MAX_FILE_BYTES = 256 << 20, MAX_CONFIG_BYTES = 16 << 20 };
 
 // ---- Reading tokenizer.json
 
-// The id of a token by its text; NO_TOKEN if there is none.
+// The id of a token by its text; NO_TOKEN if there is none. After index_added.
 static int32_t find_token(const Tokenizer *t, const char *text) {
-  const AddedTokens *const lists[] = {&t->raw, &t->normalized};
-  for (int i = 0; i < 2; i++)
-    for (size_t k = 0; k < lists[i]->count; k++)
-      if (strcmp(lists[i]->tokens[k].content, text) == 0) return lists[i]->tokens[k].id;
+  for (int32_t id = 0; id < t->facts.vocab_size; id++)
+    if (t->added[id] && strcmp(t->added[id]->content, text) == 0) return id;
   return vocabulary_find_named(&t->bpe.vocabulary, text, t->bpe.byte_level);
 }
 
