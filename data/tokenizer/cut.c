@@ -146,11 +146,11 @@ static int go_on(const Way *way, int step, Piece piece) {
   return put_in_front(way, step, piece);
 }
 
-int cutter_cut(Cutter *c, Piece piece, bool valid, PieceTaker *take, void *to, Error *err) {
+int cutter_cut(Cutter *c, Piece piece, PieceTaker *take, void *to, Error *err) {
   const Way way = {c, take, to, err};
   const size_t end = piece.bytes;
   for (size_t at = 0; at < end;) {
-    piece.bytes = valid ? end : utf8_valid(piece.text, end - at);
+    piece.bytes = utf8_valid(piece.text, end - at);
     if (piece.bytes > 0 && go_on(&way, 0, piece) != 0) return -1;
     at += piece.bytes;
     piece.text += piece.bytes;

@@ -39,5 +39,5 @@ typedef struct Piece {
 } Piece;
 
 // Calls `take` for every pre-token of the piece, in order. Bytes that are not UTF-8 are a pre-token
-// of their own. valid: the caller knows that all of it is UTF-8.
-int cutter_cut(Cutter *c, Piece piece, bool valid, PieceTaker *take, void *to, Error *err);
+// of their own.
+int cutter_cut(Cutter *c, Piece piece, PieceTaker *take, void *to, Error *err);

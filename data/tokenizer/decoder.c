@@ -37,40 +37,12 @@ void decoder_close(Decoder *decoder) {
   free(decoder);
 }
 
-static void swap(Decoder *d) {
-  const Text token = d->token;
-  d->token = d->next;
-  d->next = token;
-}
-
-// The bytes that the token stands for, if it is written in GPT-2's alphabet.
-static void decode_byte_level(Decoder *d) {
-  d->next.bytes = 0;
-  const ptrdiff_t n =
-      byte_level_decode(d->token.data, d->token.bytes, text_room(&d->next, d->token.bytes));
-  if (n < 0) return;
-  d->next.bytes = (size_t)n;
-  swap(d);
-}
-
 static void decode_byte_fallback(Text *token) {
   char *const t = token->data;
   if (token->bytes != 6 || memcmp(t, "<0x", 3) != 0 || t[5] != '>') return;
   if (!isxdigit((unsigned char)t[3]) || !isxdigit((unsigned char)t[4])) return;
   t[0] = (char)strtol(t + 3, NULL, 16);
   token->bytes = 1;
-}
-
-// Each Replace may make a token longer, so that some in a row could take all memory: a token is cut
-// off at this length.
-enum { MOST_TOKEN_BYTES = 1 << 20 };
-
-static void replace(Decoder *d, const char *from, const char *to) {
-  d->next.bytes = 0;
-  text_replace(&d->token, &d->next, from, to, MOST_TOKEN_BYTES);
-  if (d->next.bytes > MOST_TOKEN_BYTES) d->next.bytes = MOST_TOKEN_BYTES;
-  text_room(&d->next, 1); // so that it is never NULL
-  swap(d);
 }
 
 // Takes `content` from the start at most *left times. At something else *left becomes 0.
@@ -88,25 +60,34 @@ static void strip(Text *token, const char *content, int64_t *left) {
   memmove(token->data, token->data + begin, token->bytes);
 }
 
-static void apply_steps(Decoder *d) {
-  const Steps *steps = &d->tokenizer->decoder;
-  for (int i = 0; i < steps->count; i++) {
-    const Step *step = &steps->list[i];
-    switch (step->kind) {
-    case DECODE_BYTE_LEVEL:
-      decode_byte_level(d);
-      break;
-    case DECODE_BYTE_FALLBACK:
-      decode_byte_fallback(&d->token);
-      break;
-    case DECODE_REPLACE:
-      replace(d, step->from, step->to);
-      break;
-    case DECODE_STRIP:
-      strip(&d->token, step->from, &d->left[i]);
-      break;
-    }
+// Each Replace may make a token longer, so that some in a row could take all memory: a token is cut
+// off at this length.
+enum { MOST_TOKEN_BYTES = 1 << 20 };
+
+static void apply_step(Decoder *d, const Step *step, int64_t *left) {
+  Text *const next = &d->next, token = d->token;
+  ptrdiff_t n;
+  next->bytes = 0;
+  switch (step->kind) {
+  case DECODE_BYTE_FALLBACK:
+    decode_byte_fallback(&d->token);
+    return;
+  case DECODE_STRIP:
+    strip(&d->token, step->from, left);
+    return;
+  case DECODE_BYTE_LEVEL: // the bytes that it stands for, if it is written in GPT-2's alphabet
+    n = byte_level_decode(token.data, token.bytes, text_room(next, token.bytes));
+    if (n < 0) return;
+    next->bytes = (size_t)n;
+    break;
+  case DECODE_REPLACE:
+    text_replace(&token, next, step->from, step->to, MOST_TOKEN_BYTES);
+    if (next->bytes > MOST_TOKEN_BYTES) next->bytes = MOST_TOKEN_BYTES;
+    text_room(next, 1); // so that it is never NULL
+    break;
   }
+  d->token = *next;
+  *next = token;
 }
 
 // The token as the file spells it. false: it has no text.
@@ -151,7 +132,8 @@ size_t decoder_next(Decoder *d, int32_t id, const char **text) {
   forget_given(d);
   if (!look_up(d, id)) return give(d, 0, text);
   if (d->tokenizer->decoder.missing && d->started) text_append(&d->out, " ", 1);
-  apply_steps(d);
+  const Steps *steps = &d->tokenizer->decoder;
+  for (int i = 0; i < steps->count; i++) apply_step(d, &steps->list[i], &d->left[i]);
   d->started = true;
   text_append(&d->out, d->token.data, d->token.bytes);
   return give(d, d->out.bytes - utf8_begun(d->out.data, d->out.bytes), text);

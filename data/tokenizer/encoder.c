@@ -257,22 +257,13 @@ static int encode_pre_token(void *to, const char *text, size_t bytes, Error *err
 
 // ---- Finding added tokens
 
-typedef int PlainTaker(Encoder *e, Piece piece, Error *err);
+static int encode_part(Encoder *e, bool normal, Piece piece, size_t from, size_t to, Error *err);
 
-// [from, to) of a piece goes to `take`.
-static int take_part(Encoder *e, Piece piece, size_t from, size_t to, PlainTaker *take,
-                     Error *err) {
-  piece.text += from;
-  piece.bytes = to - from;
-  piece.first &= from == 0;
-  return take(e, piece, err);
-}
-
-// Finds the added tokens of a piece; the text between them goes to `take`. The white space before
-// `done` and after `limit` belongs to special tokens beside the piece, but added tokens are found
-// in it all the same, as in the Python package.
-static int find_added(Encoder *e, const AddedTokens *added, Piece piece, size_t done, size_t limit,
-                      PlainTaker *take, Error *err) {
+// Finds the added tokens of a piece; the text between them is encoded. normal: it is normalized. The
+// white space before `done` and after `limit` belongs to special tokens beside the piece, but added
+// tokens are found in it all the same, as in the Python package.
+static int find_added(Encoder *e, bool normal, Piece piece, size_t done, size_t limit, Error *err) {
+  const AddedTokens *added = normal ? &e->tokenizer->normalized : &e->tokenizer->raw;
   const char *const text = piece.text;
   const size_t bytes = piece.bytes;
   size_t at = 0, begin, end;
@@ -282,34 +273,34 @@ static int find_added(Encoder *e, const AddedTokens *added, Piece piece, size_t 
     if (token->left) begin -= white_space_at_end(text, begin);
     if (token->right) end += white_space_at_start(text + end, bytes - end);
     // Else the one before has taken these spaces.
-    if (begin > done && take_part(e, piece, done, begin, take, err) != 0) return -1;
+    if (begin > done && encode_part(e, normal, piece, done, begin, err) != 0) return -1;
     token_ids_push(e->ids, token->id);
     done = end;
   }
-  return done < limit ? take_part(e, piece, done, limit, take, err) : 0;
+  return done < limit ? encode_part(e, normal, piece, done, limit, err) : 0;
 }
 
-static int encode_normal(Encoder *e, Piece piece, Error *err) {
-  const bool valid = utf8_valid(piece.text, piece.bytes) == piece.bytes;
-  return cutter_cut(&e->cutter, piece, valid, encode_pre_token, e, err);
-}
-
-static int encode_raw(Encoder *e, Piece piece, Error *err) {
-  const Tokenizer *t = e->tokenizer;
-  if (t->normalizer.count > 0) {
+// [from, to) of a piece.
+static int encode_part(Encoder *e, bool normal, Piece piece, size_t from, size_t to, Error *err) {
+  const Steps *normalizer = &e->tokenizer->normalizer;
+  piece.text += from;
+  piece.bytes = to - from;
+  piece.first &= from == 0;
+  if (normal) return cutter_cut(&e->cutter, piece, encode_pre_token, e, err);
+  if (normalizer->count > 0) {
     const bool continues = piece.first && piece.continues;
-    if (normalizer_apply(&t->normalizer, &e->normal, piece.text, piece.bytes, continues, err) != 0)
+    if (normalizer_apply(normalizer, &e->normal, piece.text, piece.bytes, continues, err) != 0)
       return -1;
     piece.text = e->normal.now.data;
     piece.bytes = e->normal.now.bytes;
   }
-  return find_added(e, &t->normalized, piece, 0, piece.bytes, encode_normal, err);
+  return find_added(e, true, piece, 0, piece.bytes, err);
 }
 
 static int append(Encoder *e, Piece piece, size_t begin, size_t end, TokenIds *ids, Error *err) {
   e->ids = ids;
   const int64_t before = ids->count;
-  if (find_added(e, &e->tokenizer->raw, piece, begin, end, encode_raw, err) == 0) return 0;
+  if (find_added(e, false, piece, begin, end, err) == 0) return 0;
   ids->count = before;
   return -1;
 }

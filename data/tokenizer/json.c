@@ -351,10 +351,8 @@ static void put_tree(JsonWriter *w, const cJSON *item, const Vocabulary *v, cons
     json_close(w, object ? '}' : ']');
   } else if (cJSON_IsString(item)) {
     json_string(w, name, item->valuestring);
-  } else if (cJSON_IsNumber(item)) {
-    json_whole(w, name, (int64_t)item->valuedouble);
   } else {
-    json_raw(w, name, cJSON_IsNull(item) ? "null" : cJSON_IsTrue(item) ? "true" : "false");
+    json_raw(w, name, json_shown(item).text);
   }
 }
 

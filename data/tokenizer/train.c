@@ -243,7 +243,7 @@ static int count_pieces(BpeTrainer *t, Error *err) {
   for (size_t i = 0; i < t->piece_count; i++) {
     Counter *c = &t->counters[omp_get_thread_num()];
     Error why;
-    if (cutter_cut(&c->cutter, t->pieces[i], false, count_word, c, &why) == 0) continue;
+    if (cutter_cut(&c->cutter, t->pieces[i], count_word, c, &why) == 0) continue;
 #pragma omp critical
     if (i < failed) {
       failed = i;
