@@ -66,6 +66,10 @@ typedef struct Span {
   size_t bytes;
 } Span;
 
+static inline Span span_of(const char *text) {
+  return (Span){text, strlen(text)};
+}
+
 static inline bool span_is(Span span, const char *text) {
   return span.text && span.bytes == strlen(text) && memcmp(span.text, text, span.bytes) == 0;
 }

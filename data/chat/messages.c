@@ -8,9 +8,8 @@
 #include "base/minmax.h"
 
 Message message_of(const char *role, const char *text, size_t bytes) {
-  return (Message){.role = {role, strlen(role)},
-                   .text = {text, bytes},
-                   .counts = strcmp(role, ROLE_ASSISTANT) == 0};
+  return (Message){
+      .role = span_of(role), .text = {text, bytes}, .counts = strcmp(role, ROLE_ASSISTANT) == 0};
 }
 
 void conversation_free(Conversation *c) {
@@ -57,7 +56,7 @@ static int read_weight(const JsonScan *weight, size_t number, bool *counts, Erro
                    (int)min_i64(weight->end - weight->at, 31), weight->at);
 }
 
-static Span span_of(const JsonScan *value) {
+static Span json_of(const JsonScan *value) {
   return (Span){value->at, value->at ? (size_t)(value->end - value->at) : 0};
 }
 
@@ -80,9 +79,9 @@ static int read_message(Conversation *c, JsonScan *s, Error *err) {
   if (read_weight(&v[WEIGHT].value, number, &weight, err) != 0) return -1;
   m.role = v[ROLE].string;
   m.counts = weight && span_is(m.role, ROLE_ASSISTANT);
-  m.calls = span_of(&v[CALLS].value);
+  m.calls = json_of(&v[CALLS].value);
   m.text = v[CONTENT].string;
-  if (!m.text.text) m.content = span_of(&v[CONTENT].value);
+  if (!m.text.text) m.content = json_of(&v[CONTENT].value);
   if (m.content.text) join_parts(c, &m);
   conversation_add(c, m);
   return 0;

@@ -168,10 +168,6 @@ static Span strip(Span text) {
   return text;
 }
 
-static Span span_of(const char *text) {
-  return (Span){text, strlen(text)};
-}
-
 // A copy of JSON, whose use spoils it.
 static char *copy_json(Renderer *r, Span json) {
   r->json.bytes = 0;

@@ -21,7 +21,7 @@ static int read_unknown(Bpe *bpe, const cJSON *model, Error *err) {
   if (!field || cJSON_IsNull(field)) return 0;
   const char *text = component_string(model, "unk_token", err);
   if (err->text[0]) return -1;
-  bpe->unknown = vocabulary_find_named(&bpe->vocabulary, text, bpe->byte_level);
+  bpe->unknown = vocabulary_find_named(&bpe->vocabulary, span_of(text), bpe->byte_level);
   if (bpe->unknown == NO_TOKEN && !bpe->byte_level)
     return error_set(err, "model.unk_token '%.100s' is not in the vocabulary", text);
   return 0;

@@ -65,7 +65,7 @@ int added_read(AddedTokens *raw, AddedTokens *normalized, const cJSON *list, boo
     const char *content = component_string(item, "content", err);
     if (component_flag(item, "single_word", false, err)) component_refused(item, err);
     if (err->text[0]) return error_prefix(err, "added_tokens");
-    const int32_t known = vocabulary_find_named(vocabulary, content, byte_level);
+    const int32_t known = vocabulary_find_named(vocabulary, span_of(content), byte_level);
     token.id = known >= 0 ? known : next++;
     if (token.id != id)
       return error_set(err, "the added token '%.100s' has the id %" PRId64 " instead of %d",

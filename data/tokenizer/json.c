@@ -165,24 +165,17 @@ static bool read_id(JsonScan *s, int64_t *id) {
          json_wrong(s, "an id should be a whole number");
 }
 
-// Where the text is written in GPT-2's alphabet, it becomes the bytes that it stands for, in `raw`.
-static bool to_raw(bool byte_level, Text *raw, Span *text) {
-  if (!byte_level) return false;
-  raw->bytes = 0;
-  const ptrdiff_t n = byte_level_decode(text->text, text->bytes, text_room(raw, text->bytes + 1));
-  if (n < 0) return false;
-  *text = (Span){raw->data, (size_t)n};
-  return true;
-}
-
 static int read_tokens(JsonScan *s, bool byte_level, Text *raw, Vocabulary *v, Error *err) {
   bool begun = false;
   int64_t id;
   json_take(s, '{');
   for (Span text; json_next(s, '}', &begun, &text);) {
     if (!read_id(s, &id)) return -1;
-    const bool is_raw = to_raw(byte_level, raw, &text);
-    if (vocabulary_add(v, text.text, text.bytes, is_raw, id, err) != 0) return -1;
+    raw->bytes = 0;
+    const ptrdiff_t n =
+        byte_level ? byte_level_decode(text.text, text.bytes, text_room(raw, text.bytes + 1)) : -1;
+    if (n >= 0) text = (Span){raw->data, (size_t)n};
+    if (vocabulary_add(v, text.text, text.bytes, n >= 0, id, err) != 0) return -1;
   }
   return s->problem ? -1 : 0;
 }
@@ -219,13 +212,11 @@ typedef struct MergeReader {
   bool byte_level;
   const Vocabulary *vocabulary;
   Merges *merges;
-  Text raw, joined;
+  Text joined;
 } MergeReader;
 
-static int32_t find_token(MergeReader *r, Span token, Error *err) {
-  Span text = token;
-  const bool raw = to_raw(r->byte_level, &r->raw, &text);
-  const int32_t id = vocabulary_find(r->vocabulary, text.text, text.bytes, raw);
+static int32_t find_token(const MergeReader *r, Span token, Error *err) {
+  const int32_t id = vocabulary_find_named(r->vocabulary, token, r->byte_level);
   if (id < 0)
     error_set(err, "merge %zu names '%.*s', which the vocabulary does not have",
               r->merges->count + 1, token.bytes < 100 ? (int)token.bytes : 100, token.text);
@@ -257,7 +248,6 @@ int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v
   JsonScan s = d->merges;
   MergeReader r = {.byte_level = byte_level, .vocabulary = v, .merges = m};
   const int status = read_merges(&s, &r, err);
-  free(r.raw.data);
   free(r.joined.data);
   return status == 0 ? 0 : refuse(d, &s, err);
 }

@@ -19,7 +19,7 @@ enum { MAX_FILE_BYTES = 256 << 20, MAX_CONFIG_BYTES = 16 << 20 };
 static int32_t find_token(const Tokenizer *t, const char *text) {
   for (int32_t id = 0; id < t->facts.vocab_size; id++)
     if (t->added[id] && strcmp(t->added[id]->content, text) == 0) return id;
-  return vocabulary_find_named(&t->bpe.vocabulary, text, t->bpe.byte_level);
+  return vocabulary_find_named(&t->bpe.vocabulary, span_of(text), t->bpe.byte_level);
 }
 
 // The one special token that a template puts in front of the text is BOS.

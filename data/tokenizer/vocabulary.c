@@ -72,13 +72,12 @@ int32_t vocabulary_find(const Vocabulary *v, const char *text, size_t bytes, boo
   return v->slots ? v->slots[find_slot(v, text, bytes, raw)] : -1;
 }
 
-int32_t vocabulary_find_named(const Vocabulary *v, const char *name, bool byte_level) {
-  const size_t bytes = strlen(name);
-  char *raw = xmalloc(bytes);
-  const ptrdiff_t n = byte_level ? byte_level_decode(name, bytes, raw) : -1;
-  const int32_t id =
-      n < 0 ? vocabulary_find(v, name, bytes, false) : vocabulary_find(v, raw, (size_t)n, true);
-  free(raw);
+int32_t vocabulary_find_named(const Vocabulary *v, Span name, bool byte_level) {
+  char few[64], *raw = name.bytes <= sizeof few ? few : xmalloc(name.bytes);
+  const ptrdiff_t n = byte_level ? byte_level_decode(name.text, name.bytes, raw) : -1;
+  const int32_t id = n < 0 ? vocabulary_find(v, name.text, name.bytes, false)
+                           : vocabulary_find(v, raw, (size_t)n, true);
+  if (raw != few) free(raw);
   return id;
 }
 

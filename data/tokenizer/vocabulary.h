@@ -47,7 +47,7 @@ int vocabulary_add(Vocabulary *v, const char *text, size_t bytes, bool raw, int6
 int vocabulary_add_id(Vocabulary *v, int64_t id, Error *err);
 int32_t vocabulary_find(const Vocabulary *v, const char *text, size_t bytes, bool raw); // or -1
 // Finds a token as a file spells it; byte_level: perhaps in GPT-2's alphabet.
-int32_t vocabulary_find_named(const Vocabulary *v, const char *name, bool byte_level);
+int32_t vocabulary_find_named(const Vocabulary *v, Span name, bool byte_level);
 static inline const char *vocabulary_text(const Vocabulary *v, int32_t id) {
   return v->text.data + v->tokens[id].offset;
 }
