@@ -50,8 +50,8 @@ static inline bool gpu_attends_documents(const Gpu *gpu) {
 // message on failure: an unsupported head size, no memory.
 Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err);
 
-// 0 if the fused kernels run on this GPU and with this model, else -1 and why not.
-int backend_fused_supported(const Spec *spec, const Gpu *gpu, Error *err);
+// 0 if the fused kernels run with this model, else -1 and why not.
+int backend_fused_supported(const Spec *spec, Error *err);
 
 #ifdef __cplusplus
 }

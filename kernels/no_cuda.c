@@ -9,7 +9,7 @@ int gpu_find(Gpu *gpu, Error *err) {
       err, "this build has no CUDA: install the CUDA toolkit (nvcc, cuBLASLt) and run make again");
 }
 
-int backend_fused_supported(const Spec *spec, const Gpu *gpu, Error *err) {
+int backend_fused_supported(const Spec *spec, Error *err) {
   return gpu_find(NULL, err);
 }
 

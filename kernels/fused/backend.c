@@ -63,12 +63,7 @@ static void describe(Backend *be) {
 
 // ---- Opening
 
-static int check_model(const Spec *c, Mainloop mainloop, Error *err) {
-  if (c->fp8 && mainloop != MAINLOOP_WGMMA)
-    return error_set(err,
-                     "fused kernels have FP8 only on GPUs of compute capability 9.0 (Hopper), with "
-                     "backend.mainloop \"auto\" or \"wgmma\"; take backend.kernels \"unfused\" or "
-                     "backend.precision \"bf16\"");
+static int check_model(const Spec *c, Error *err) {
   const struct {
     const char *name;
     int64_t value;
@@ -138,8 +133,7 @@ static void set_operations(Backend *be, Mainloop mainloop) {
 // The description names the operations that run on the unfused kernels.
 static Backend *fused_create(const Spec *spec, const Gpu *gpu, Error *err) {
   Mainloop mainloop;
-  if (fused_mainloop(spec->mainloop, gpu, &mainloop, err) || check_model(spec, mainloop, err))
-    return NULL;
+  if (fused_mainloop(spec->mainloop, gpu, &mainloop, err) || check_model(spec, err)) return NULL;
   Fused *f = xcalloc(1, sizeof *f);
   Cuda *c = &f->unfused.cuda;
   c->base.spec = *spec;
@@ -168,14 +162,14 @@ int gpu_find(Gpu *gpu, Error *err) {
   return cudnn_open(&cudnn, err);
 }
 
-int backend_fused_supported(const Spec *spec, const Gpu *gpu, Error *err) {
-  return check_model(spec, gpu->mainloop, err);
+int backend_fused_supported(const Spec *spec, Error *err) {
+  return check_model(spec, err);
 }
 
 Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err) {
   if (spec->kernels == KERNELS_UNFUSED) return backend_unfused_create(spec, gpu, err);
   Error why_not;
-  if (backend_fused_supported(spec, gpu, &why_not) == 0) {
+  if (backend_fused_supported(spec, &why_not) == 0) {
     Backend *fused = fused_create(spec, gpu, &why_not);
     if (fused) return fused;
   }

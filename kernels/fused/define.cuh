@@ -30,18 +30,3 @@ template <class Asked, class P> ProgramKernel program_kernel() {
     return kernel_in<Tile<Asked::ROWS, Asked::COLS, Asked::STAGES, SCHEDULE, DYNAMIC>, P>();
   return {};
 }
-
-// mma.sync is for bf16: before Hopper no FP8 product has its sums in wgmma's register layout.
-template <class P> ProgramKernel sync_program_kernel() {
-  constexpr int REGISTERS = 65536 / (2 * SyncTile::THREADS); // at most, of one that also moves data
-  if constexpr (P::FORMATS == GEMM_BF16 && P::Copies::WIDTH == 0 && !P::BATCHED)
-    return {(const void *)sync_kernel<P>,
-            SyncTile::WARP,
-            SyncTile::WARP,
-            SyncTile::STAGES,
-            SyncShared<P>::SLOTS,
-            SyncTile::STAGES * SyncTile::STAGE_BYTES,
-            REGISTERS,
-            REGISTERS};
-  return {};
-}

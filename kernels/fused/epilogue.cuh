@@ -18,17 +18,26 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
   static __host__ __device__ constexpr int width(int i) {
     return i == 0 ? FIRST : SECOND;
   }
-  static __host__ __device__ constexpr int offset(int i) { // in the step's slot, bytes
-    return i == 0 ? 0 : 64 * FIRST * 2;
+  // In the step's slot, in bytes for each of its rows, as BYTES is.
+  static __host__ __device__ constexpr int offset(int i) {
+    return i == 0 ? 0 : FIRST * 2;
   }
-  static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
+  static constexpr int BYTES = (FIRST + SECOND) * 2;
 };
 
-// The FP8 copies of a step's result, 64 of its columns, 32 or 0: by rows [64, WIDTH], and by
-// columns [WIDTH, 64] at an offset of BY_COL bytes. They follow the stored chunks. Where they
-// overlap loads, warps store over values that other warps load: `loads_done` separates the two.
+// The FP8 copies of a step's result, 64 of its columns, 32 or 0: by rows [rows, WIDTH], and by
+// columns [WIDTH, rows] from BY_COL on. They follow the stored chunks. Where they overlap loads,
+// warps store over values that other warps load: `loads_done` separates the two.
 template <int WIDTH_ = 0> struct CopyChunks {
-  static constexpr int WIDTH = WIDTH_, BY_COL = 64 * WIDTH, BYTES = 2 * BY_COL;
+  static constexpr int WIDTH = WIDTH_, BY_COL = WIDTH, BYTES = 2 * BY_COL; // for each row
+  // The address of 16 bytes of a row's copy, as CU_TENSOR_MAP_SWIZZLE_64B and _32B place them.
+  static DEVICE int row_unit(int row, int unit) {
+    return row * WIDTH + ((unit ^ (WIDTH == 64 ? row >> 1 & 3 : row >> 2 & 1)) << 4);
+  }
+  // Of those of 16 rows of a column's, of ROWS in all.
+  template <int ROWS> static DEVICE int column_unit(int column, int unit) {
+    return BY_COL * ROWS + column * ROWS + ((unit ^ (column >> 1 & (ROWS / 16 - 1))) << 4);
+  }
 };
 
 // Stored chunks overwrite loaded chunks: a warp writes only bytes that it has read itself, if the
@@ -45,11 +54,11 @@ static DEVICE int chunk_unit(int width, int row, int unit) {
   return unit ^ (width == 64 ? row & 7 : (row >> 1) & 3);
 }
 
-// A block of 64 rows of a warpgroup's tile, as end sees it. A thread holds pairs of two of its
-// rows, 0 and 1.
+// A block of 64 rows of a warpgroup's tile, 16 of a warp's, as end sees it. A thread holds pairs of
+// two of its rows, 0 and 1.
 struct RowBlock {
   const ProgramArgs &args;
-  int thread; // 0 .. 127
+  int thread; // 0 .. 127, or 31
   int first_row, column_tile, column_tiles;
   int64_t M, N;
   int matrix; // of a batch
@@ -423,6 +432,12 @@ template <class In = Bf16> struct ProgramDefaults {
 template <class Program>
 constexpr bool takes_all_memory = Program::Stores::COUNT > 0 && Program::Copies::WIDTH == 64;
 
+// Bytes of a step's slot for each of its rows: loads, which results overwrite.
+template <class Program> constexpr int slot_bytes() {
+  constexpr int STORED = Program::Stores::BYTES + Program::Copies::BYTES;
+  return Program::Loads::BYTES > STORED ? Program::Loads::BYTES : STORED;
+}
+
 // Elements of K in one stage of A and B.
 template <class Program> constexpr int depth_of() {
   return Program::FORMATS == GEMM_BF16 ? DEPTH_BYTES / 2 : DEPTH_BYTES;
@@ -456,8 +471,8 @@ template <int COLUMNS> static DEVICE void sum_squares(const float *accumulators,
   }
 }
 
-// A step, as Program::step sees it.
-template <class Program> struct Step {
+// A step, as Program::step sees it, of a warpgroup's 64 rows or a warp's 16.
+template <class Program, int ROWS = 64> struct Step {
   const RowBlock &block;
   const float *accumulators; // of this thread, in this step
   const TwoRows<Program> &rows;
@@ -521,13 +536,10 @@ template <class Program> struct Step {
         __byte_perm(words[0], words[1], 0x5140), __byte_perm(words[0], words[1], 0x7362),
         __byte_perm(words[2], words[3], 0x5140), __byte_perm(words[2], words[3], 0x7362)};
     const int lane = block.thread & 31, warp = block.thread >> 5;
-    const int row = warp * 16 + (lane & 15), unit = first / 16 + (lane >> 4);
-    const int swizzle = Copies::WIDTH == 64 ? (row >> 1) & 3 : (row >> 2) & 1;
-    const uint32_t copies = slot + Program::Stores::BYTES;
-    store_matrices(copies + row * Copies::WIDTH + ((unit ^ swizzle) << 4), words);
-    const int column = first + lane;
-    store_matrices_across(
-        copies + Copies::BY_COL + column * 64 + ((warp ^ ((column >> 1) & 3)) << 4), across);
+    const uint32_t copies = slot + ROWS * Program::Stores::BYTES;
+    store_matrices(copies + Copies::row_unit(warp * 16 + (lane & 15), first / 16 + (lane >> 4)),
+                   words);
+    store_matrices_across(copies + Copies::template column_unit<ROWS>(first + lane, warp), across);
   }
   // The same pairs with rows and columns exchanged, for a symmetric result's other side.
   template <int N> DEVICE void store_mirror(const uint32_t (&pairs)[N], int first) const {
@@ -536,7 +548,7 @@ template <class Program> struct Step {
     for (int i = 0; i < N; i += 4) {
       const int row = ((first + i) / 2 + (lane >> 4)) * 8 + (lane & 7),
                 unit = warp * 2 + (lane >> 3 & 1);
-      store_matrices_across(slot + Program::Stores::offset(1) + row * 128 +
+      store_matrices_across(slot + ROWS * Program::Stores::offset(1) + row * 128 +
                                 (chunk_unit(64, row, unit) << 4),
                             &pairs[i]);
     }
@@ -548,7 +560,10 @@ template <class Program> struct Step {
   }
   // Waits until all warps have loaded the values that the copies overwrite.
   DEVICE void loads_done() const {
-    warpgroup_sync();
+    if constexpr (ROWS == 64)
+      warpgroup_sync();
+    else
+      __syncwarp();
   }
 
 private:
@@ -557,7 +572,7 @@ private:
     constexpr int WIDTH = Chunks::width(OPERAND);
     static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
     const int lane = block.thread & 31, row = (block.thread >> 5) * 16 + (lane & 15);
-    return slot + Chunks::offset(OPERAND) + row * (WIDTH * 2) +
+    return slot + ROWS * Chunks::offset(OPERAND) + row * (WIDTH * 2) +
            (chunk_unit(WIDTH, row, first / 2 + (lane >> 4)) << 4);
   }
 };

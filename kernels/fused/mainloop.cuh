@@ -57,9 +57,7 @@ struct Tile {
 // Shared memory, at a multiple of 1024: the stages, both consumers' slots, the row values of
 // two tiles, the barriers.
 template <class T, class Program> struct Shared {
-  static constexpr int STORE_BYTES = Program::Stores::BYTES + Program::Copies::BYTES;
-  static constexpr int SLOT_BYTES =
-      Program::Loads::BYTES > STORE_BYTES ? Program::Loads::BYTES : STORE_BYTES;
+  static constexpr int SLOT_BYTES = 64 * slot_bytes<Program>();
   static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
 
   // Aligned memory needs no padding, so that a second slot fits; but it costs a register, which
@@ -392,14 +390,14 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     if constexpr (Loads::COUNT == 0) {
       mbarrier_arrive(ready);
     } else {
-      mbarrier_expect(ready, Loads::BYTES);
+      mbarrier_expect(ready, 64 * Loads::BYTES);
 #pragma unroll
       for (int i = 0; i < Loads::COUNT; i++) {
         int row = steps.step_row(),
             column = steps.step_column() * Loads::width(i) / Program::COLUMNS;
         Program::load_position(operands.args, i, row, column);
         tensor_load<BATCHED>(&operands.loads[i], ready,
-                             shared.slot(consumer, slot) + Loads::offset(i), column, row,
+                             shared.slot(consumer, slot) + 64 * Loads::offset(i), column, row,
                              steps.matrix);
       }
     }
@@ -409,10 +407,10 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   DEVICE void store_copies(uint32_t slot, const Steps<T, Program> &step,
                            const EpilogueOperands &operands) const {
     const int row = step.step_row(), column = step.step_column() * Copies::WIDTH / Program::COLUMNS;
-    const uint32_t copies = slot + Stores::BYTES;
+    const uint32_t copies = slot + 64 * Stores::BYTES;
     if (operands.copied[0]) tensor_store<false>(&operands.copies[0], copies, column, row, 0);
     if (operands.copied[1])
-      tensor_store<false>(&operands.copies[1], copies + Copies::BY_COL, row, column, 0);
+      tensor_store<false>(&operands.copies[1], copies + 64 * Copies::BY_COL, row, column, 0);
   }
 
   DEVICE void move_chunks(int consumer, const EpilogueOperands &operands) const {
@@ -430,13 +428,13 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 #pragma unroll
       for (int i = 0; i < (Program::SYMMETRIC ? 1 : Stores::COUNT); i++)
         tensor_store<BATCHED>(&operands.stores[i],
-                              shared.slot(consumer, ring.at) + Stores::offset(i),
+                              shared.slot(consumer, ring.at) + 64 * Stores::offset(i),
                               storing.step_column() * Stores::width(i) / Program::COLUMNS,
                               storing.step_row(), storing.matrix);
       if constexpr (Program::SYMMETRIC)
         if (work.is_mirrored(storing.step_row(), storing.step_column()))
           tensor_store<BATCHED>(&operands.stores[0],
-                                shared.slot(consumer, ring.at) + Stores::offset(1),
+                                shared.slot(consumer, ring.at) + 64 * Stores::offset(1),
                                 storing.step_row(), storing.step_column(), storing.matrix);
       if constexpr (Copies::WIDTH > 0)
         store_copies(shared.slot(consumer, ring.at), storing, operands);

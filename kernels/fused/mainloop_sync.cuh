@@ -1,20 +1,23 @@
 // The GEMM that all programs share by mma.sync, for every GPU from compute capability 8.0 on: bf16
-// in, fp32 out. Like mainloop.cuh it depends on no program, and calls the same `step`.
+// or FP8 in, fp32 out. Like mainloop.cuh it depends on no program, and calls the same `step`.
 //
 // A block's four warps compute 128 x 128 of the product, 64 x 64 each. Operands come in stages of
-// 32 of K, by cp.async; when all warps have read a stage, the next one overwrites it. Two blocks
-// share a multiprocessor, so that one's epilogue hides behind the other's products.
+// 64 bytes of K, by cp.async; when all warps have read a stage, the next one overwrites it. Two
+// blocks share a multiprocessor, so that one's epilogue hides behind the other's products.
 // mma.sync gives a warp 16 rows of sums, in the layout that wgmma gives each warp of a warpgroup.
-// So a warp processes its rows as four slabs of 16, one after the other, and is the same warp of a
-// warpgroup in all of them: four warps share a slot of 64 rows as a warpgroup does, and warp w's
-// RowBlock starts 16 w rows above its slab. Each slab has its own program object, and each 64
-// columns write one part of the statistics.
+// So a warp processes its rows as four slabs of 16, one after the other, each with a program object
+// and slots of its own. Each 64 columns write one part of the statistics.
+// In FP8 an operand is read as pairs of elements, which lie as bf16 elements do; only the
+// instruction differs, and adds 32 of K instead of 16. Its sums are fp32 where it is an instruction
+// of its own (compute capability 8.9 and 12): a program that promotes its sums needs nothing here.
 #pragma once
 #include "kernels/fused/bases.cuh"
 
 struct SyncTile {
-  static constexpr int ROWS = 128, COLS = 128, DEPTH = 32;
-  static constexpr int WARP = 64; // rows and columns of a warp
+  static constexpr int ROWS = 128, COLS = 128;
+  static constexpr int DEPTH = 32; // of K, in bf16 elements or pairs of FP8's
+  static constexpr int WARP = 64;  // rows and columns of a warp
+  static constexpr int SLAB = 16;  // rows
   static constexpr int THREADS = 32 * (ROWS / WARP) * (COLS / WARP);
   static constexpr int A_BYTES = ROWS * DEPTH * 2, STAGE_BYTES = A_BYTES + COLS * DEPTH * 2;
   static constexpr int STAGES = 3; // with a fourth, sustained products take 3 % longer
@@ -99,7 +102,7 @@ template <bool ACROSS, int LINES> struct SyncOperand {
 // Of a warp's slab, as wgmma has them: pair 2 j + h of columns 8 j.
 typedef float SlabSums[SyncTile::WARP / 2];
 
-template <GemmForm FORM> struct SyncProduct {
+template <GemmForm FORM, bool FP8> struct SyncProduct {
   using A = SyncOperand<FORM == GEMM_TN, SyncTile::ROWS>;
   using B = SyncOperand<FORM != GEMM_NT, SyncTile::COLS>;
   // For 16 of K: of A's matrices the second is 8 lines on and the third 8 of K, of B's the other
@@ -112,17 +115,18 @@ template <GemmForm FORM> struct SyncProduct {
   int K;
   uint32_t base, lane_a, lane_b;
 
+  static_assert(!FP8 || FORM == GEMM_NT, "FP8 has K along its rows");
   DEVICE SyncProduct(const ProgramCall &call, uint32_t base_, int row, int column)
       : a(call.A, stride(call.stride_a, FORM == GEMM_TN ? call.M : call.K), row, (int)call.M),
         b(call.B, stride(call.stride_b, FORM == GEMM_NT ? call.K : call.N), column, (int)call.N),
-        K((int)call.K), base(base_) {
+        K((int)call.K / (FP8 ? 2 : 1)), base(base_) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int second = lane / 8 % 2 * 8, third = lane / 16 * 8;
     lane_a = A::lane_place(SyncTile::warp_row(warp) + second, third);
     lane_b = SyncTile::A_BYTES + B::lane_place(SyncTile::warp_column(warp) + third, second);
   }
   static DEVICE int64_t stride(int64_t given, int64_t length) {
-    return given ? given : length;
+    return (given ? given : length) / (FP8 ? 2 : 1);
   }
 
   DEVICE void load(int stage, int k) {
@@ -145,7 +149,7 @@ template <GemmForm FORM> struct SyncProduct {
 #pragma unroll
     for (int s = 0; s < 4; s++)
 #pragma unroll
-      for (int j = 0; j < 8; j++) mma_bf16(&sums[s][4 * j], f.a[s], &f.b[j / 2][j % 2 * 2]);
+      for (int j = 0; j < 8; j++) mma_sync<FP8>(&sums[s][4 * j], f.a[s], &f.b[j / 2][j % 2 * 2]);
   }
   // All stages are loaded when it returns, and none is read any more.
   DEVICE void run(SlabSums (&sums)[4]) {
@@ -188,17 +192,15 @@ private:
 // ---- The program
 
 // Reuses the stages' memory after the last product: row values, then, where a group has 128
-// columns, the sums of squares of each 64, then slots.
+// columns, the sums of squares of each 64, then the warps' slots.
 template <class Program> struct SyncShared {
   static constexpr bool GROUP_OF_TWO = Program::GROUP > SyncTile::WARP;
   static constexpr int ROW_VALUES =
       (Program::RowValues::COUNT + (GROUP_OF_TWO ? 2 : 0)) * SyncTile::ROWS * 4;
-  static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
-                                        ? Program::Loads::BYTES
-                                        : Program::Stores::BYTES;
-  static constexpr int GROUPS = SyncTile::THREADS / 128; // of four warps that share slots
+  static constexpr int SLOT_BYTES = SyncTile::SLAB * slot_bytes<Program>();
+  static constexpr int WARPS = SyncTile::THREADS / 32;
   static constexpr int FITTING =
-      (SyncTile::STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (GROUPS * SLOT_BYTES);
+      (SyncTile::STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (WARPS * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < 4 ? FITTING : 4;
   static_assert(SLOTS >= 1, "no room for the program's tiles");
   uint32_t base;
@@ -209,8 +211,8 @@ template <class Program> struct SyncShared {
   DEVICE uint32_t squares(int half, int row) const {
     return row_value(Program::RowValues::COUNT + half, row);
   }
-  DEVICE uint32_t slot(int group, int i) const {
-    return base + ROW_VALUES + (group * SLOTS + i) * SLOT_BYTES;
+  DEVICE uint32_t slot(int warp, int i) const {
+    return base + ROW_VALUES + (warp * SLOTS + i) * SLOT_BYTES;
   }
 };
 
@@ -218,39 +220,49 @@ template <class Program> struct SyncShared {
 template <class Program> struct SyncEpilogue {
   using Loads = typename Program::Loads;
   using Stores = typename Program::Stores;
+  using Copies = typename Program::Copies;
   using Shared = SyncShared<Program>;
+  static constexpr int SLAB = SyncTile::SLAB;
   static constexpr int A_SLAB = SyncTile::WARP / Program::COLUMNS; // steps
   const ProgramCall &call;
   Shared shared;
   int row, column; // of the warp's part of the product
-  int lane, place; // which warp of a warpgroup it is
-  int group;
+  int lane, warp;
 
-  // Moves 16 rows of a chunk, a lane 16 bytes at a time: to a slot, or from it.
+  DEVICE int step_row(int step) const {
+    return row + step / A_SLAB * SLAB;
+  }
+  DEVICE int step_column(int step, int width) const {
+    return (column + step % A_SLAB * Program::COLUMNS) * width / Program::COLUMNS;
+  }
+  // Moves a chunk, a lane 16 bytes at a time: to a slot, or from it.
   template <class Chunks, class Move>
   DEVICE void units(int operand, uint32_t slot, const Matrix &matrix, int first_row,
                     int first_column, Move move) const {
     const int width = Chunks::width(operand), a_row = width / 8;
     uint8_t *data = const_cast<uint8_t *>(reinterpret_cast<const uint8_t *>(matrix.data));
 #pragma unroll 1 // few registers here
-    for (int i = 0; i < 16 * a_row; i += 32) {
-      const int in_row = (i + lane) % a_row, below = (i + lane) / a_row, row = place * 16 + below;
+    for (int i = lane; i < SLAB * a_row; i += 32) {
+      const int in_row = i % a_row, below = i / a_row;
       const int64_t at = (first_row + below) * matrix.cols + first_column + in_row * 8;
-      move(slot + Chunks::offset(operand) + row * width * 2 + (chunk_unit(width, row, in_row) << 4),
+      move(slot + SLAB * Chunks::offset(operand) + below * width * 2 +
+               (chunk_unit(width, below, in_row) << 4),
            data + at * 2,
            first_row + below < matrix.rows && first_column + in_row * 8 < matrix.cols);
     }
+  }
+  static DEVICE void store_unit(uint32_t from, uint8_t *to, bool exists) {
+    const uint4 unit = shared_load_unit(from);
+    if (exists) *reinterpret_cast<uint4 *>(to) = unit;
   }
   DEVICE void load(int step) const {
     if constexpr (Loads::COUNT > 0) {
       if (step < 4 * A_SLAB) {
 #pragma unroll
         for (int i = 0; i < Loads::COUNT; i++) {
-          int first_row = row + step / A_SLAB * 16,
-              first =
-                  (column + step % A_SLAB * Program::COLUMNS) * Loads::width(i) / Program::COLUMNS;
+          int first_row = step_row(step), first = step_column(step, Loads::width(i));
           Program::load_position(call.args, i, first_row, first);
-          units<Loads>(i, shared.slot(group, step % Shared::SLOTS), call.loads[i], first_row, first,
+          units<Loads>(i, shared.slot(warp, step % Shared::SLOTS), call.loads[i], first_row, first,
                        [](uint32_t to, const uint8_t *from, bool exists) {
                          async_load(to, from, exists ? 16 : 0);
                        });
@@ -262,13 +274,32 @@ template <class Program> struct SyncEpilogue {
   DEVICE void store(int step, uint32_t slot) const {
 #pragma unroll
     for (int i = 0; i < Stores::COUNT; i++)
-      units<Stores>(i, slot, call.stores[i], row + step / A_SLAB * 16,
-                    (column + step % A_SLAB * Program::COLUMNS) * Stores::width(i) /
-                        Program::COLUMNS,
-                    [](uint32_t from, uint8_t *to, bool exists) {
-                      const uint4 unit = shared_load_unit(from);
-                      if (exists) *reinterpret_cast<uint4 *>(to) = unit;
-                    });
+      units<Stores>(i, slot, call.stores[i], step_row(step), step_column(step, Stores::width(i)),
+                    store_unit);
+    if constexpr (Copies::WIDTH > 0)
+      store_copies(step_row(step), step_column(step, Copies::WIDTH), slot + SLAB * Stores::BYTES);
+  }
+  // A copy's row is 16 bytes for every 16 columns, a column's copy 16 bytes for the slab.
+  DEVICE void store_copies(int first_row, int first_column, uint32_t copies) const {
+    constexpr int A_ROW = Copies::WIDTH / 16;
+    const Matrix &rows = call.copies[0], &columns = call.copies[1];
+    uint8_t *by_row = const_cast<uint8_t *>(reinterpret_cast<const uint8_t *>(rows.data)),
+            *by_col = const_cast<uint8_t *>(reinterpret_cast<const uint8_t *>(columns.data));
+    if (by_row)
+#pragma unroll
+      for (int i = lane; i < SLAB * A_ROW; i += 32) {
+        const int r = i / A_ROW, unit = i % A_ROW;
+        store_unit(copies + Copies::row_unit(r, unit),
+                   by_row + (first_row + r) * rows.cols + first_column + unit * 16,
+                   first_row + r < rows.rows && first_column + unit * 16 < rows.cols);
+      }
+    const int64_t stride = call.by_col_stride ? call.by_col_stride : columns.cols;
+    if (by_col)
+#pragma unroll
+      for (int c = lane; c < Copies::WIDTH; c += 32)
+        store_unit(copies + Copies::template column_unit<SLAB>(c, 0),
+                   by_col + (first_column + c) * stride + first_row,
+                   first_column + c < columns.rows && first_row < columns.cols);
   }
   // For the warp with the other 64 columns of the group.
   DEVICE void share_squares(const SlabSums (&sums)[4]) const {
@@ -280,31 +311,34 @@ template <class Program> struct SyncEpilogue {
       for (int h = 0; h < 2; h++)
         if (lane % 4 == 0)
           shared_store(shared.squares(column / SyncTile::WARP % 2,
-                                      row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8),
+                                      row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8),
                        squares[h]);
     }
   }
   DEVICE void run(const SlabSums (&sums)[4]) const {
+    float copy_scale = 1;
+    if (Copies::WIDTH > 0 && call.args.copies) copy_scale = __ldg(&call.args.copies->scale);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
       const RowBlock block = {call.args,
-                              place * 32 + lane,
-                              row + s * 16 - place * 16,
+                              lane,
+                              row + s * SLAB,
                               column / SyncTile::WARP,
                               ((int)call.N + SyncTile::WARP - 1) / SyncTile::WARP,
                               call.M,
-                              call.N};
+                              call.N,
+                              0};
       TwoRows<Program> values = {};
 #pragma unroll
       for (int v = 0; v < Program::RowValues::COUNT; v++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
           values.values[v][h] =
-              shared_load(shared.row_value(v, row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8));
+              shared_load(shared.row_value(v, row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8));
       if constexpr (Shared::GROUP_OF_TWO)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const int in_block = row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8;
+          const int in_block = row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8;
           values.squares[h] =
               shared_load(shared.squares(0, in_block)) + shared_load(shared.squares(1, in_block));
         }
@@ -314,26 +348,37 @@ template <class Program> struct SyncEpilogue {
 #pragma unroll
       for (int i = 0; i < A_SLAB; i++) {
         const int step = s * A_SLAB + i;
-        uint32_t slot = shared.slot(group, step % Shared::SLOTS);
+        uint32_t slot = shared.slot(warp, step % Shared::SLOTS);
         // Otherwise the compiler keeps the addresses of all slots in registers.
         asm volatile("" : "+r"(slot));
         if constexpr (Loads::COUNT > 0) async_wait<Shared::SLOTS - 1>();
         __syncwarp();
-        program.step(Step<Program>{block, sums[s] + i * (Program::COLUMNS / 2), values,
-                                   column + i * Program::COLUMNS, slot, 1});
+        program.step(Step<Program, SLAB>{block, sums[s] + i * (Program::COLUMNS / 2), values,
+                                         column + i * Program::COLUMNS, slot, copy_scale});
         __syncwarp();
         store(step, slot);
         __syncwarp();
         load(step + Shared::SLOTS);
       }
       program.end(block);
+      if constexpr (Copies::WIDTH > 0) program.largest_copied.store(block);
     }
   }
 };
 
+// Hopper has no instruction for FP8 here, and makes it of others: two blocks would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define SYNC_BLOCKS(Program) (Program::FORMATS == GEMM_BF16 ? 2 : 1)
+#else
+#define SYNC_BLOCKS(Program) 2
+#endif
+
 template <class Program>
-__global__ void __launch_bounds__(SyncTile::THREADS, 2)
+__global__ void __launch_bounds__(SyncTile::THREADS, SYNC_BLOCKS(Program))
     sync_kernel(const __grid_constant__ ProgramCall call) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  if (Program::FORMATS != GEMM_BF16) return; // there is no such instruction
+#endif
   extern __shared__ __align__(128) uint8_t memory[];
   const uint32_t base = shared_address(memory);
   constexpr int VALUES = Program::RowValues::COUNT;
@@ -347,7 +392,7 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
   const int row = (first + in_group % rows) * SyncTile::ROWS,
             column = in_group / rows * SyncTile::COLS;
 
-  SyncProduct<Program::FORM> product(call, base, row, column);
+  SyncProduct<Program::FORM, Program::FORMATS != GEMM_BF16> product(call, base, row, column);
   product.begin();
   // Row values, while the first stages are loading: a thread's row is the first of four.
   float of_row[VALUES > 0 ? VALUES : 1] = {};
@@ -362,13 +407,9 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
   SlabSums sums[4];
   product.run(sums);
 
-  const SyncEpilogue<Program> epilogue = {call,
-                                          {base},
-                                          row + SyncTile::warp_row(warp),
-                                          column + SyncTile::warp_column(warp),
-                                          thread % 32,
-                                          warp % 4,
-                                          warp / 4};
+  const SyncEpilogue<Program> epilogue = {
+      call,        {base}, row + SyncTile::warp_row(warp), column + SyncTile::warp_column(warp),
+      thread % 32, warp};
 #pragma unroll
   for (int step = 0; step < SyncShared<Program>::SLOTS; step++) epilogue.load(step);
   if constexpr (SyncShared<Program>::GROUP_OF_TWO) epilogue.share_squares(sums);
@@ -380,4 +421,18 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
   }
   if constexpr (VALUES > 0 || SyncShared<Program>::GROUP_OF_TWO) __syncthreads();
   if (epilogue.column < N) epilogue.run(sums);
+}
+
+template <class P> ProgramKernel sync_program_kernel() {
+  constexpr int REGISTERS = 65536 / (2 * SyncTile::THREADS); // at most, of one that also moves data
+  if constexpr (!P::BATCHED)
+    return {(const void *)sync_kernel<P>,
+            SyncTile::WARP,
+            SyncTile::WARP,
+            SyncTile::STAGES,
+            SyncShared<P>::SLOTS,
+            SyncTile::STAGES * SyncTile::STAGE_BYTES,
+            REGISTERS,
+            REGISTERS};
+  return {};
 }

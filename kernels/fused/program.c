@@ -88,11 +88,12 @@ static int open_wgmma(OpenProgram *open, const Gpu *gpu, Error *err) {
 }
 
 // 48 KB of shared memory need no request. Fails where the program was built only for other GPUs.
-static int open_mma_sync(const OpenProgram *open, Error *err) {
+static int open_mma_sync(OpenProgram *open, const Gpu *gpu, Error *err) {
   const ProgramKernel *k = &open->program->kernels[TILE_64x64];
   struct cudaFuncAttributes here;
-  if (!k->kernel) return 0;
+  if (!k->kernel || (open->program->formats != GEMM_BF16 && gpu->compiled_for < 89)) return 0;
   CUDA_TRY(err, cudaFuncGetAttributes(&here, k->kernel));
+  open->mma_sync = true;
   return 0;
 }
 
@@ -100,7 +101,7 @@ int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainl
                        Error *err) {
   *open = (OpenProgram){.program = program};
   if (mainloop != MAINLOOP_MMA_SYNC && has_wgmma(gpu) && open_wgmma(open, gpu, err)) return -1;
-  return mainloop != MAINLOOP_WGMMA ? open_mma_sync(open, err) : 0;
+  return mainloop != MAINLOOP_WGMMA ? open_mma_sync(open, gpu, err) : 0;
 }
 
 int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu, Error *err) {
@@ -196,8 +197,8 @@ static void launch_wgmma(const OpenProgram *open, TileShape tile, const ProgramC
   CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));
 }
 
-static bool in_units(const void *data, int64_t stride) {
-  return (uintptr_t)data % 16 == 0 && stride % 8 == 0;
+static bool in_units(const void *data, int64_t stride, int64_t bytes) {
+  return (uintptr_t)data % 16 == 0 && stride * bytes % 16 == 0;
 }
 
 static void launch_mma_sync(const OpenProgram *open, const ProgramCall *call, cudaStream_t stream) {
@@ -206,11 +207,14 @@ static void launch_mma_sync(const OpenProgram *open, const ProgramCall *call, cu
   const ProgramKernel *k = &program->kernels[TILE_64x64];
   const int64_t of_a = program->form == GEMM_TN ? call->M : call->K,
                 of_b = program->form == GEMM_NT ? call->K : call->N;
-  bool fits = in_units(call->A, call->stride_a ? call->stride_a : of_a) &&
-              in_units(call->B, call->stride_b ? call->stride_b : of_b);
+  const int64_t bytes = program->formats == GEMM_BF16 ? 2 : 1;
+  bool fits = in_units(call->A, call->stride_a ? call->stride_a : of_a, bytes) &&
+              in_units(call->B, call->stride_b ? call->stride_b : of_b, bytes) &&
+              in_units(NULL, call->by_col_stride, 1);
   for (int i = 0; i < MAX_TILES; i++)
-    fits = fits && in_units(call->loads[i].data, call->loads[i].cols) &&
-           in_units(call->stores[i].data, call->stores[i].cols);
+    fits = fits && in_units(call->loads[i].data, call->loads[i].cols, 2) &&
+           in_units(call->stores[i].data, call->stores[i].cols, 2) &&
+           in_units(call->copies[i].data, call->copies[i].cols, 1);
   if (!fits) fail_call(program, "a matrix's pointer or rows are not at 16-byte boundaries");
   const int64_t tiles = (call->M + SIDE - 1) / SIDE * ((call->N + SIDE - 1) / SIDE);
   if (tiles > INT32_MAX) fail_call(program, "the product has 2^31 tiles or more");

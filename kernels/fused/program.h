@@ -110,6 +110,7 @@ typedef struct OpenProgram {
   const Program *program;
   PFN_cuTensorMapEncodeTiled_v12000 encode;
   int32_t clusters[WGMMA_SHAPES]; // that the GPU runs at once
+  bool mma_sync;                  // it runs the program in this mainloop
 } OpenProgram;
 
 // The programs of the table in programs.h.
@@ -129,9 +130,10 @@ int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu,
 int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainloop, const Gpu *gpu,
                        Error *err);
 
-// True if this GPU runs the program in this shape: only Hopper runs wgmma's.
+// True if this GPU runs the program in this shape: only Hopper runs wgmma's, and FP8 needs compute
+// capability 8.9.
 static inline bool fused_runs_in(const OpenProgram *open, int tile) {
-  return open->program->kernels[tile].kernel && (tile >= WGMMA_SHAPES || open->clusters[tile] > 0);
+  return tile < WGMMA_SHAPES ? open->clusters[tile] > 0 : open->mma_sync;
 }
 
 // Only launches. `tile` as tile_choose says, or another that was opened. A call that no program can

@@ -173,7 +173,7 @@ const Key config_keys[] = {
            "run, at any width; unfused: a separate kernel for everything around a GEMM"),
     CHOICE(backend, mainloop, mainloops, "\"auto\"", SHAPES,
            "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: for any GPU from compute "
-           "capability 8.0 on, bf16 only; auto: the faster one"),
+           "capability 8.0 on, in FP8 from 8.9; auto: the faster one"),
     CHOICE(backend, precision, precisions, "\"bf16\"", 0,
            "number format of GEMMs; fp8: all except attention's; --generate and --eval use bf16"),
     BOOL(backend, deterministic, "false", SHAPES,

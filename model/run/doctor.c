@@ -114,7 +114,7 @@ int doctor_command(int argc, char **argv, Error *err) {
   BackendConfig cuda = {.device = DEVICE_CUDA, .kernels = KERNELS_UNFUSED};
   failed |= check_bf16("cuda, unfused", cuda, expected);
   const Spec any_that_fits = {.D = 8, .F = 8, .d = 8};
-  if (backend_fused_supported(&any_that_fits, &gpu, err) == 0)
+  if (backend_fused_supported(&any_that_fits, err) == 0)
     cuda.kernels = KERNELS_FUSED, failed |= check_bf16("cuda, fused", cuda, expected);
   else
     printf("----  cuda, fused: %s\n", err->text);

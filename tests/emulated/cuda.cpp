@@ -16,6 +16,64 @@ extern "C" {
 
 #include "tests/emulated/kernels/fused/define.cuh"
 
+// ---- A block's shared memory
+
+namespace {
+enum { MOST_BYTES = 100 << 10, MOST_THREADS = 128, MOST_GROUPS = 8 };
+
+struct AsyncLoad {
+  uint32_t to;
+  const void *from;
+  int bytes;
+};
+
+struct SharedMemory {
+  uint8_t bytes[MOST_BYTES];
+  size_t size;
+  std::vector<AsyncLoad> loads[MOST_THREADS][MOST_GROUPS]; // the oldest group first
+  int groups[MOST_THREADS];
+};
+SharedMemory shared;
+
+void memory_begin(size_t size) {
+  shared.size = size;
+  memset(shared.bytes, 0xff, sizeof shared.bytes);
+  for (int i = 0; i < MOST_THREADS; i++) {
+    shared.groups[i] = 0;
+    for (std::vector<AsyncLoad> &group : shared.loads[i]) group.clear();
+  }
+}
+} // namespace
+
+uint8_t *shared_bytes(uint32_t address, int count) {
+  if (address % (uint32_t)count || address + (size_t)count > shared.size) {
+    fprintf(stderr, "a kernel uses %d bytes of shared memory at %u; it has %zu\n", count,
+            (unsigned)address, shared.size);
+    abort();
+  }
+  return shared.bytes + address;
+}
+void async_load(uint32_t to, const void *from, int bytes) {
+  const int thread = block_thread();
+  shared.loads[thread][shared.groups[thread]].push_back({to, from, bytes});
+}
+void async_commit() {
+  if (++shared.groups[block_thread()] == MOST_GROUPS) abort();
+}
+void async_wait_for(int left) {
+  const int thread = block_thread();
+  std::vector<AsyncLoad> *groups = shared.loads[thread];
+  for (; shared.groups[thread] > left; shared.groups[thread]--) {
+    for (const AsyncLoad &load : groups[0]) {
+      uint8_t *to = shared_bytes(load.to, 16);
+      memset(to, 0, 16);
+      if (load.bytes > 0) memcpy(to, load.from, (size_t)load.bytes);
+    }
+    groups[0].clear();
+    for (int i = 0; i < shared.groups[thread]; i++) groups[i].swap(groups[i + 1]);
+  }
+}
+
 namespace {
 // A capture counts launches and runs none.
 struct Capture {
@@ -95,12 +153,22 @@ const char *cudaGetErrorName(cudaError_t) {
 cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
-// Of mma.sync's kernels, of which there are none here.
+// Of mma.sync's kernels.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) {
-  return cudaErrorNotSupported;
+  return cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t) {
-  return cudaErrorNotSupported;
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 blocks, dim3 threads, void **p, size_t bytes,
+                             cudaStream_t) {
+  if (capture.open) {
+    capture.launches++;
+    return cudaSuccess;
+  }
+  const ProgramCall &call = *(const ProgramCall *)p[0];
+  for (blockIdx.x = 0; blockIdx.x < blocks.x; blockIdx.x++) {
+    memory_begin(bytes);
+    block_run((int)threads.x, [&](int) { ((void (*)(ProgramCall))kernel)(call); });
+  }
+  return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *,
                                            const cudaLaunchConfig_t *) {

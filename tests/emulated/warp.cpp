@@ -1,5 +1,7 @@
+#undef _FORTIFY_SOURCE // whose longjmp refuses to leave for another stack
 #include "tests/emulated/warp.h"
 
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
@@ -8,60 +10,116 @@
 
 namespace {
 
-enum { LANES = 32, STACK = 128 << 10 };
+enum { LANES = 32, MAX_WARPS = 4, STACK = 128 << 10 };
 
-struct Warp {
-  const std::function<void(int)> *body;
-  ucontext_t caller, lanes[LANES];
-  std::unique_ptr<char[]> stacks{new char[(size_t)LANES * STACK]};
-  float given[2][LANES]; // of exchanges in turns: one is read while the next is written
-  int exchanges[LANES];
-  bool ended[LANES];
-  int running;
+struct Fiber {
+  ucontext_t start;
+  jmp_buf here; // where it goes on
+  bool begun, ended;
+  int exchanges;
 };
 
-// Fibers find their warp through this; a thread runs one warp at a time.
-thread_local Warp *warp;
+struct Warp {
+  Fiber lanes[LANES];
+  Given given[2][LANES]; // of exchanges in turns: one is read while the next is written
+  int at_barrier;        // lanes that wait there
+};
 
-void lane_main() {
-  Warp *w = warp;
-  const int lane = w->running;
-  (*w->body)(lane);
-  w->ended[lane] = true;
+struct Block {
+  const std::function<void(int)> *body;
+  ucontext_t caller;
+  jmp_buf scheduler;
+  std::unique_ptr<char[]> stacks{new char[(size_t)MAX_WARPS * LANES * STACK]};
+  Warp warps[MAX_WARPS];
+  int running; // thread
+};
+
+// Fibers find their block through this; a thread runs one block at a time.
+thread_local Block *block;
+
+Fiber &fiber_of(Block *b, int thread) {
+  return b->warps[thread / LANES].lanes[thread % LANES];
+}
+
+void back_to_scheduler(Block *b) {
+  if (!_setjmp(fiber_of(b, b->running).here)) _longjmp(b->scheduler, 1);
+}
+
+void thread_main() {
+  Block *b = block;
+  (*b->body)(b->running);
+  fiber_of(b, b->running).ended = true;
+  _longjmp(b->scheduler, 1);
+}
+
+// Until its next exchange, barrier or end. swapcontext alone would be a system call each time.
+void run_thread(Block *b, int thread) {
+  Fiber &f = fiber_of(b, thread);
+  b->running = thread;
+  if (_setjmp(b->scheduler)) return;
+  if (f.begun) _longjmp(f.here, 1);
+  f.begun = true;
+  setcontext(&f.start);
+}
+
+// All lanes, from one exchange to the next.
+void run_warp(Block *b, int w) {
+  Warp &warp = b->warps[w];
+  for (int i = 0; i < LANES; i++) {
+    run_thread(b, w * LANES + i);
+    if (warp.lanes[i].ended != warp.lanes[0].ended ||
+        warp.lanes[i].exchanges != warp.lanes[0].exchanges ||
+        (warp.at_barrier != 0 && warp.at_barrier != i + 1)) {
+      fprintf(stderr, "lane %d of a warp left an exchange to the others\n", i);
+      abort();
+    }
+  }
 }
 
 } // namespace
 
-void warp_run(const std::function<void(int)> &body) {
-  static thread_local std::unique_ptr<Warp> own;
-  if (!own) own.reset(new Warp);
-  Warp *w = warp = own.get();
-  w->body = &body;
-  for (int i = 0; i < LANES; i++) {
-    w->exchanges[i] = 0;
-    w->ended[i] = false;
-    getcontext(&w->lanes[i]);
-    w->lanes[i].uc_stack.ss_sp = w->stacks.get() + (size_t)i * STACK;
-    w->lanes[i].uc_stack.ss_size = STACK;
-    w->lanes[i].uc_link = &w->caller;
-    makecontext(&w->lanes[i], lane_main, 0);
+uint3 blockIdx;
+
+void block_run(int threads, const std::function<void(int)> &body) {
+  static thread_local std::unique_ptr<Block> own;
+  if (!own) own.reset(new Block);
+  Block *b = block = own.get();
+  b->body = &body;
+  for (int i = 0; i < threads; i++) {
+    Fiber &f = fiber_of(b, i);
+    f.begun = f.ended = false;
+    f.exchanges = 0;
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = b->stacks.get() + (size_t)i * STACK;
+    f.start.uc_stack.ss_size = STACK;
+    f.start.uc_link = NULL;
+    makecontext(&f.start, thread_main, 0);
   }
-  do
-    for (int i = 0; i < LANES; i++) {
-      w->running = i;
-      swapcontext(&w->caller, &w->lanes[i]);
-      if (w->ended[i] != w->ended[0] || w->exchanges[i] != w->exchanges[0]) {
-        fprintf(stderr, "lane %d of a warp left an exchange to the others\n", i);
-        abort();
-      }
-    }
-  while (!w->ended[0]);
+  const int warps = threads / LANES;
+  for (int w = 0; w < warps; w++) b->warps[w].at_barrier = 0;
+  for (bool left = true; left;) {
+    left = false;
+    for (int w = warps - 1; w >= 0; w--)
+      while (!b->warps[w].at_barrier && !b->warps[w].lanes[0].ended) run_warp(b, w), left = true;
+    for (int w = 0; w < warps; w++) b->warps[w].at_barrier = 0;
+  }
 }
 
-float warp_exchange(float value, int mask) {
-  Warp *w = warp;
-  const int lane = w->running, turn = w->exchanges[lane]++ & 1;
-  w->given[turn][lane] = value;
-  swapcontext(&w->lanes[lane], &w->caller);
-  return w->given[turn][lane ^ mask];
+int block_thread() {
+  return block->running;
+}
+
+const Given *warp_exchange(const Given &mine) {
+  Block *b = block;
+  Warp &warp = b->warps[b->running / LANES];
+  const int lane = b->running % LANES, turn = warp.lanes[lane].exchanges++ & 1;
+  warp.given[turn][lane] = mine;
+  back_to_scheduler(b);
+  return warp.given[turn];
+}
+
+void block_sync() {
+  Block *b = block;
+  b->warps[b->running / LANES].at_barrier++;
+  back_to_scheduler(b);
 }

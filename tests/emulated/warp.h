@@ -1,7 +1,8 @@
-// A warp on the CPU: 32 fibers in step, and what device code calls of CUDA. The compiler is told to
-// include it before everything else.
+// A thread block on the CPU: its warps are 32 fibers in step each. And what device code calls of
+// CUDA. The compiler is told to include it before everything else.
 #pragma once
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 #include <functional>
@@ -10,14 +11,39 @@
 #include <cuda_fp16.h>
 #include <vector_types.h>
 
-// Runs body(lane) for lanes 0 to 31 together.
-void warp_run(const std::function<void(int)> &body);
-// What lane ^ mask gives.
-float warp_exchange(float value, int mask);
+// Runs body(thread) for the threads of a block, whole warps. Of warps that wait for nothing the
+// last one runs first, as far as it comes: whoever forgets a barrier reads what is not there yet.
+void block_run(int threads, const std::function<void(int)> &body);
+// body(lane) for lanes 0 to 31.
+static inline void warp_run(const std::function<void(int)> &body) {
+  block_run(32, body);
+}
+// What the lanes of this thread's warp give, in their order, until they exchange once more but one.
+// A lane that leaves it to the others is an error.
+struct Given {
+  uint32_t words[6];
+};
+const Given *warp_exchange(const Given &mine);
+// __syncthreads.
+void block_sync();
+// The running thread in its block.
+int block_thread();
 
 static inline float __shfl_xor_sync(unsigned, float value, int mask) {
-  return warp_exchange(value, mask);
+  Given mine = {};
+  memcpy(mine.words, &value, sizeof value);
+  memcpy(&value, warp_exchange(mine)[(block_thread() & 31) ^ mask].words, sizeof value);
+  return value;
 }
+static inline void __syncwarp() {
+  warp_exchange({});
+}
+#define __syncthreads block_sync
+static inline uint3 thread_index() {
+  return {(unsigned)block_thread(), 0, 0};
+}
+#define threadIdx thread_index()
+extern uint3 blockIdx;
 static inline float __ldg(const float *p) {
   return *p;
 }
@@ -48,7 +74,7 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned nibbles) {
 }
 static inline unsigned __reduce_max_sync(unsigned, unsigned bits) {
   for (int mask = 1; mask < 32; mask *= 2) {
-    const unsigned other = __float_as_uint(warp_exchange(__uint_as_float(bits), mask));
+    const unsigned other = __float_as_uint(__shfl_xor_sync(~0u, __uint_as_float(bits), mask));
     if (other > bits) bits = other;
   }
   return bits;
@@ -62,5 +88,12 @@ static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   return __floats2half2_rn(fmaf(__low2float(a), __low2float(b), __low2float(c)),
                            fmaf(__high2float(a), __high2float(b), __high2float(c)));
 }
+static inline int min(int a, int b) {
+  return a < b ? a : b;
+}
+static inline int max(int a, int b) {
+  return a > b ? a : b;
+}
+#define __launch_bounds__(...)
 #define __expf expf // glibc declares one of its own
 #define __logf logf

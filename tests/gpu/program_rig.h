@@ -681,11 +681,19 @@ static inline void check_tile(Rig *r, TileShape tile) {
   free(copies);
 }
 
+// On a CPU, which multiplies as mma.sync does lane by lane, 1e8 products take a second.
+static inline bool tile_runs(const Rig *r, int tile) {
+  const int64_t most = ((const Machine *)r->b.be)->gpu.memory_bytes > 0 ? INT64_MAX
+                       : first_tier()                                   ? 1 << 22
+                                                                        : 1 << 29;
+  return fused_runs_in(&r->open, tile) && (tile < WGMMA_SHAPES || r->s.M * r->s.N * r->s.K <= most);
+}
+
 // A case in one shape, in every tile shape. `user` is for its formula.
 static inline void check_case(Machine *m, const Case *c, Shape s, const void *user) {
   Rig r;
   rig_open(&r, m, c, s, user);
   for (int tile = 0; tile < TILE_SHAPES; tile++)
-    if (fused_runs_in(&r.open, tile)) check_tile(&r, (TileShape)tile);
+    if (tile_runs(&r, tile)) check_tile(&r, (TileShape)tile);
   rig_close(&r);
 }

@@ -261,7 +261,7 @@ static bool has_fp8(const Gpu *gpu) {
 // Bounds: a result in bf16 carries 1.66e-3. Of fast sums 1.94e-3 in all was observed at K = 2048,
 // of one sign -3.07e-2; of accurate ones -6.5e-4 at any K.
 TEST_WITH(fp8_products_are_as_exact_as_they_say, set_up, tear_down) {
-  if (!fp8_here(false)) skip();
+  if (!fp8_here()) skip();
   Place *place = *state;
   static const struct {
     GemmProblem p;
@@ -313,7 +313,7 @@ TEST_WITH(fp8_products_are_as_exact_as_they_say, set_up, tear_down) {
 
 // A recorded product keeps the pointer of its own inverse scale, and reads what is there then.
 TEST_WITH(fp8_products_are_recorded_with_their_scales, set_up, tear_down) {
-  if (!fp8_here(false)) skip();
+  if (!fp8_here()) skip();
   Place *place = *state;
   if (!has_fp8(&place->gpu)) return;
   const cudaStream_t stream = place->gpu.stream;
@@ -350,7 +350,7 @@ TEST_WITH(fp8_products_are_recorded_with_their_scales, set_up, tear_down) {
 
 // Timed and remembered like others.
 TEST_WITH(fp8_choices_are_remembered, set_up, tear_down) {
-  if (!fp8_here(false)) skip();
+  if (!fp8_here()) skip();
   Place *place = *state;
   if (!has_fp8(&place->gpu)) return;
   const GemmProblem p = {.M = 512, .N = 768, .K = 1024, .formats = GEMM_E4M3, .alignment = 16};

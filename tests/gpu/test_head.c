@@ -11,11 +11,20 @@
 #include "tests/support/shapes.h"
 
 // Mixed: the loss fused, the dgrad not.
-typedef enum Mode { UNFUSED, UNFUSED_FP8, FUSED, MMA_SYNC, MIXED, FUSED_FP8, MODES } Mode;
-static const char *const mode_names[MODES] = {"unfused",  "unfused fp8", "fused",
-                                              "mma_sync", "mixed",       "fused fp8"};
+typedef enum Mode {
+  UNFUSED,
+  UNFUSED_FP8,
+  FUSED,
+  MMA_SYNC,
+  MIXED,
+  FUSED_FP8,
+  MMA_SYNC_FP8,
+  MODES
+} Mode;
+static const char *const mode_names[MODES] = {"unfused", "unfused fp8", "fused",       "mma_sync",
+                                              "mixed",   "fused fp8",   "mma_sync fp8"};
 static bool in_fp8(Mode mode) {
-  return mode == UNFUSED_FP8 || mode == FUSED_FP8;
+  return mode == UNFUSED_FP8 || mode >= FUSED_FP8;
 }
 static bool folds(Mode mode) {
   return mode >= FUSED;
@@ -182,13 +191,15 @@ enum { SCALING_X, SCALING_W, SCALING_P, SCALING_DX, HEAD_SCALINGS };
 
 static Backend *backend_new(Shape3 s, Mode mode) {
   static const ScalingKind kinds[HEAD_SCALINGS] = {{FP8_E4M3, 1}, {FP8_E4M3, 0}, {FP8_E4M3, 1}};
-  static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
-                                              KERNELS_FUSED,   KERNELS_AUTO,    KERNELS_FUSED};
-  const bool fp8 = mode != MMA_SYNC && fp8_here(false);
+  const KernelChoice choice = mode <= UNFUSED_FP8 ? KERNELS_UNFUSED
+                              : mode == MIXED     ? KERNELS_AUTO
+                                                  : KERNELS_FUSED;
+  const bool by_mma_sync = mode == MMA_SYNC || mode == MMA_SYNC_FP8;
+  const bool fp8 = mode != MMA_SYNC && fp8_here();
   return gpu_backend((Spec){SPEC_SHAPE(s.D, s.D, 1, 1, 16, s.V, s.M, s.M), .rms_norm_eps = eps,
                             .train = true, .fp8 = fp8, .scalings = kinds,
-                            .scaling_count = fp8 ? HEAD_SCALINGS : 0, .kernels = choices[mode],
-                            .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO});
+                            .scaling_count = fp8 ? HEAD_SCALINGS : 0, .kernels = choice,
+                            .mainloop = by_mma_sync ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO});
 }
 
 typedef struct Run {
@@ -344,7 +355,7 @@ static void check(Backend *be, Mode mode, const Problem *p, const Results *refer
 }
 
 static bool mode_runs(Mode mode) {
-  return mode == MIXED || mode == FUSED_FP8 ? fp8_here(true) : !in_fp8(mode) || fp8_here(false);
+  return mode == MIXED ? wgmma_here() : !in_fp8(mode) || fp8_here();
 }
 
 TEST(losses_and_gradients) {

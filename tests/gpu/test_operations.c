@@ -674,7 +674,7 @@ int main(void) {
   cmocka_set_test_filter(getenv("TEST_FILTER"));
   for (int i = 0; i < KERNEL_MODES; i++)
     failed += run_group(kernel_modes[i].name, &kernel_modes[i], false);
-  if (fp8_here(false))
+  if (fp8_here())
     failed += run_group("fp8", &kernel_modes[0], true);
   else
     printf("ok - fp8 # SKIP this GPU, or this build for it, has no FP8\n");

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Whole runs in FP8 on the GPU: beside the CPU's in FP8 and the GPU's in bf16, interrupted and resumed, recorded and not, with
 # validations and samples in between, and with memory saved.
+# shellcheck disable=SC2046 # kernels_are gives several overrides
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 prepare_data 8000
@@ -37,10 +38,11 @@ weights_are() { # NAME RUN OTHER
 same() {
   local what=$1 other=$name-${1//_/-}
   shift
-  run "$other" backend.kernels="$kernels" backend.precision="$precision" "$@"
+  run "$other" $(kernels_are "$kernels") backend.precision="$precision" "$@"
   weights_are "${name}_${what}_has_equal_bits" "$name" "$other"
 }
 ask_doctor
+[ "$all_kernels" = unfused ] || all_kernels="$all_kernels mma_sync"
 all_kernels=$(fp8_kernels "$config")
 [ -n "$all_kernels" ] || { echo 'ok - runs_in_fp8 # SKIP this GPU, or this build for it, has no FP8' && exit "$failed"; }
 
@@ -48,8 +50,8 @@ precision=fp8
 run "cpu-$precision" backend.device=cpu backend.precision=$precision
 for kernels in $all_kernels; do
   name=$kernels-$precision
-  [ -d "$folder/$kernels" ] || run "$kernels" backend.kernels="$kernels"
-  "$TRAIN" "$config" "output.dir=$folder/$name" backend.kernels="$kernels" backend.precision=$precision >"$folder/said" 2>&1
+  [ -d "$folder/$kernels" ] || run "$kernels" $(kernels_are "$kernels")
+  "$TRAIN" "$config" "output.dir=$folder/$name" $(kernels_are "$kernels") backend.precision=$precision >"$folder/said" 2>&1
   status=$?
   check "${name}_trains" "$(tail -n 3 "$folder/said")" test $status = 0
   check "${name}_is_told" "$(head -n 60 "$folder/said")" grep -q "^precision  $precision: " "$folder/said"
@@ -65,14 +67,14 @@ for kernels in $all_kernels; do
   same recompute_layer_2 train.recompute=layer train.recompute_layers=2
   same recompute_mlp_3 train.recompute=mlp train.recompute_layers=3
   same resumed_at_20 "train.resume=$folder/$name/step-00000020"
-  "$TRAIN" "$config" backend.kernels="$kernels" backend.precision=$precision "output.dir=$folder/$name-cut" \
+  "$TRAIN" "$config" $(kernels_are "$kernels") backend.precision=$precision "output.dir=$folder/$name-cut" \
     >"$folder/said" 2>&1 &
   process=$!
   wait_for '"kind":"train","step":23,' "$folder/$name-cut/log.jsonl" $process
   kill -KILL $process
   wait $process 2>/dev/null
   same cut train.resume=auto
-  run "$name-pieces" backend.kernels="$kernels" backend.precision=$precision train.gradient_accumulation=2 \
+  run "$name-pieces" $(kernels_are "$kernels") backend.precision=$precision train.gradient_accumulation=2 \
     train.batch_size=4 train.loss_chunks=2 model.tie_word_embeddings=true
   check "${name}_in_pieces_says_no_nonsense" "$(loss train "$name-pieces")" \
     awk -v l="$(loss train "$name-pieces")" 'BEGIN { exit !(l > 0 && l < 5) }'

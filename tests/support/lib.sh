@@ -183,21 +183,22 @@ ask_doctor() {
   if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
 }
 
-# fp8_kernels CONFIG OVERRIDES...: those of all_kernels that multiply in FP8 on this GPU, each tried for a step.
-fp8_kernels() {
-  local kernels
-  for kernels in $all_kernels; do
-    "$TRAIN" "$@" "backend.kernels=$kernels" backend.precision=fp8 train.steps=1 optimizer.warmup_steps=0 \
-      train.save_interval=-1 "output.dir=$folder/fp8-$kernels-tried" 2>&1 | grep -qE 'FP8 needs|have FP8 only' || echo "$kernels"
-  done
-}
-
 # kernels_are NAME: the overrides for these kernels. mma_sync: the fused ones on the mainloop of every GPU.
 kernels_are() {
   case $1 in
   mma_sync) echo backend.kernels=fused backend.mainloop=mma_sync ;;
   *) echo "backend.kernels=$1" ;;
   esac
+}
+
+# fp8_kernels CONFIG OVERRIDES...: the names of all_kernels that multiply in FP8 on this GPU, each tried for a step.
+# shellcheck disable=SC2046 # kernels_are gives several overrides
+fp8_kernels() {
+  local kernels
+  for kernels in $all_kernels; do
+    "$TRAIN" "$@" $(kernels_are "$kernels") backend.precision=fp8 train.steps=1 optimizer.warmup_steps=0 \
+      train.save_interval=-1 "output.dir=$folder/fp8-$kernels-tried" 2>&1 | grep -q 'FP8 needs' || echo "$kernels"
+  done
 }
 
 # For tests of ranges: the library that writes them down. It is built where NVTX's headers are.

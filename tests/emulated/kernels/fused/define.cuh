@@ -1,12 +1,13 @@
 // What programs/*.cu include instead of kernels/fused/define.cuh when they are built for the CPU:
-// the same programs, bases and epilogue.cuh, under a mainloop that is a plain matrix product.
+// the same programs, bases and epilogue.cuh, under mma.sync's mainloop, and in place of wgmma's
+// under one that is a plain matrix product.
 //
 // A warp is 32 fibers. Each runs until it exchanges a value with its neighbours, so that a shuffle
 // finds what all lanes put there; a shuffle that some lanes do not reach is an error here, as it is
 // on a GPU. Tiles go in and out as the copy engine would move them: through the call's tensor maps,
 // zeros where there is no matrix, nothing written there.
 #pragma once
-#include "kernels/fused/bases.cuh"
+#include "kernels/fused/mainloop_sync.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,11 +245,6 @@ template <int COLUMNS> struct EmulatedTile { static constexpr int COLS = COLUMNS
 using Tile128x256 = EmulatedTile<256>;
 using Tile128x192 = EmulatedTile<192>;
 using Tile128x128 = EmulatedTile<128>;
-
-// The mainloop of mma.sync calls the same steps: one of its own would show nothing more.
-template <class Program> ProgramKernel sync_program_kernel() {
-  return {};
-}
 
 template <class T, class Program> ProgramKernel program_kernel() {
   ProgramKernel k = {};
