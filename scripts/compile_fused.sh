@@ -44,7 +44,9 @@ if ! "$@" 2>"$log"; then
   cat "$log" >&2
   exit 1
 fi
-grep -qE '[1-9][0-9]* bytes (stack frame|spill)' "$log" || exit 0
+# Hopper makes mma.sync in FP8 of other instructions. It is there for tests alone, and may spill.
+awk '/Compiling entry function/ { exempt = /sync_kernel/ && /_fp8/ && /sm_90a/ } ! exempt' "$log" |
+  grep -qE '[1-9][0-9]* bytes (stack frame|spill)' || exit 0
 show "$log" >&2
 echo "$object: a kernel uses local memory, as shown above" >&2
 "$nvcc" --version | grep -q 'release 13\.' || exit 0

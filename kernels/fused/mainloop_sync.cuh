@@ -366,15 +366,8 @@ template <class Program> struct SyncEpilogue {
   }
 };
 
-// Hopper has no instruction for FP8 here, and makes it of others: two blocks would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-#define SYNC_BLOCKS(Program) (Program::FORMATS == GEMM_BF16 ? 2 : 1)
-#else
-#define SYNC_BLOCKS(Program) 2
-#endif
-
 template <class Program>
-__global__ void __launch_bounds__(SyncTile::THREADS, SYNC_BLOCKS(Program))
+__global__ void __launch_bounds__(SyncTile::THREADS, 2)
     sync_kernel(const __grid_constant__ ProgramCall call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
   if (Program::FORMATS != GEMM_BF16) return; // there is no such instruction
