@@ -31,12 +31,14 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
 template <int WIDTH_ = 0> struct CopyChunks {
   static constexpr int WIDTH = WIDTH_, BY_COL = WIDTH, BYTES = 2 * BY_COL; // for each row
   // The address of 16 bytes of a row's copy, as CU_TENSOR_MAP_SWIZZLE_64B and _32B place them.
-  static DEVICE int row_unit(int row, int unit) {
-    return row * WIDTH + ((unit ^ (WIDTH == 64 ? row >> 1 & 3 : row >> 2 & 1)) << 4);
+  static DEVICE uint32_t row_unit(uint32_t copies, int row, int unit) {
+    const int swizzle = WIDTH == 64 ? (row >> 1) & 3 : (row >> 2) & 1;
+    return copies + row * WIDTH + ((unit ^ swizzle) << 4);
   }
   // Of those of 16 rows of a column's, of ROWS in all.
-  template <int ROWS> static DEVICE int column_unit(int column, int unit) {
-    return BY_COL * ROWS + column * ROWS + ((unit ^ (column >> 1 & (ROWS / 16 - 1))) << 4);
+  template <int ROWS> static DEVICE uint32_t column_unit(uint32_t copies, int column, int unit) {
+    return copies + BY_COL * ROWS + column * ROWS +
+           ((unit ^ ((column >> 1) & (ROWS / 16 - 1))) << 4);
   }
 };
 
@@ -536,10 +538,10 @@ template <class Program, int ROWS = 64> struct Step {
         __byte_perm(words[0], words[1], 0x5140), __byte_perm(words[0], words[1], 0x7362),
         __byte_perm(words[2], words[3], 0x5140), __byte_perm(words[2], words[3], 0x7362)};
     const int lane = block.thread & 31, warp = block.thread >> 5;
+    const int row = warp * 16 + (lane & 15), unit = first / 16 + (lane >> 4);
     const uint32_t copies = slot + ROWS * Program::Stores::BYTES;
-    store_matrices(copies + Copies::row_unit(warp * 16 + (lane & 15), first / 16 + (lane >> 4)),
-                   words);
-    store_matrices_across(copies + Copies::template column_unit<ROWS>(first + lane, warp), across);
+    store_matrices(Copies::row_unit(copies, row, unit), words);
+    store_matrices_across(Copies::template column_unit<ROWS>(copies, first + lane, warp), across);
   }
   // The same pairs with rows and columns exchanged, for a symmetric result's other side.
   template <int N> DEVICE void store_mirror(const uint32_t (&pairs)[N], int first) const {

@@ -289,7 +289,7 @@ template <class Program> struct SyncEpilogue {
 #pragma unroll
       for (int i = lane; i < SLAB * A_ROW; i += 32) {
         const int r = i / A_ROW, unit = i % A_ROW;
-        store_unit(copies + Copies::row_unit(r, unit),
+        store_unit(Copies::row_unit(copies, r, unit),
                    by_row + (first_row + r) * rows.cols + first_column + unit * 16,
                    first_row + r < rows.rows && first_column + unit * 16 < rows.cols);
       }
@@ -297,7 +297,7 @@ template <class Program> struct SyncEpilogue {
     if (by_col)
 #pragma unroll
       for (int c = lane; c < Copies::WIDTH; c += 32)
-        store_unit(copies + Copies::template column_unit<SLAB>(c, 0),
+        store_unit(Copies::template column_unit<SLAB>(copies, c, 0),
                    by_col + (first_column + c) * stride + first_row,
                    first_column + c < columns.rows && first_row < columns.cols);
   }
