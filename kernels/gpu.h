@@ -25,10 +25,11 @@ typedef struct Gpu {
   size_t used_before;  // and in use when it was opened: the context, other programs
   size_t l2_bytes;
   int driver, runtime; // CUDA versions, 13000 = 13.0
-  size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0
   double peak_flops;   // dense bf16 FLOP/s, see gpu_peak_flops
   // While it is open
   struct CUstream_st *stream;   // a cudaStream_t: all work of a step runs on it, in order
+  struct CublasLt *lt;          // cuBLASLt's functions
+  size_t cublaslt;              // its version, 130200 = 13.2.0
   struct cublasLtContext *blas; // a cublasLtHandle_t
   void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
   size_t workspace_bytes;

@@ -19,8 +19,8 @@ CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)) \
   $(wildcard /usr/local/cuda /opt/cuda /usr/local/cuda-*))
 NVCC ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
 CUBLASLT_H := $(firstword $(wildcard $(addsuffix /include/cublasLt.h,$(CUDA_HOME) /usr)))
-CUBLASLT := $(firstword $(wildcard $(addsuffix /libcublasLt.so,$(CUDA_HOME)/lib64 \
-  $(CUDA_HOME)/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu)))
+CUDART := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_HOME)/lib64 \
+  $(CUDA_HOME)/targets/*/lib /usr/lib/*-linux-gnu)))
 
 # NVTX is headers alone: where they are found, every flavour has the ranges of base/range.c.
 NVTX_FLAGS := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
@@ -30,14 +30,14 @@ build/%/base/range.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 
 # ---- The GPU backends, in the release flavour alone, and only where a toolkit is found. Without
 # them kernels/no_cuda.c says that they are missing.
-ifneq ($(and $(NVCC),$(CUBLASLT_H),$(CUBLASLT)),)
+ifneq ($(and $(NVCC),$(CUBLASLT_H),$(CUDART)),)
 HAVE_CUDA := yes
 CUDA_FOLDERS := kernels/cuda kernels/unfused kernels/fused kernels/fused/programs
 CUDA_C := $(filter-out $(LIBRARY),$(wildcard $(CUDA_FOLDERS:%=%/*.c)))
 CUDA_CU := $(wildcard $(CUDA_FOLDERS:%=%/*.cu))
 CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))
-CUDA_LIBS := -L$(dir $(CUBLASLT)) -Wl,-rpath,$(dir $(CUBLASLT)) \
-  -lcublasLt -lcudart_static -lstdc++ -lrt -lpthread
+# cuBLASLt is loaded when a GPU is used, from this folder or where the system finds it.
+CUDA_LIBS = $(CUDART) -Wl,-rpath,$(dir $(CUDART)) -lstdc++ -lrt -lpthread
 build/release/gpu.a: $(addprefix build/release/,$(LIBRARY:.c=.o)) $(CUDA_O); $(ARCHIVE)
 build/release/train: BACKENDS = gpu.a
 
@@ -53,7 +53,7 @@ GPU_HERE := $(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=compute_
 override CUDA_ARCHS := $(patsubst 90,90a,$(or $(CUDA_ARCHS),$(GPU_HERE),80 86 89 90))
 compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
-  $(foreach a,$(lastword $(filter-out 90a,$1)),-gencode arch=compute_$a,code=compute_$a)
+  $(foreach a,$(lastword $(filter-out %a,$1)),-gencode arch=compute_$a,code=compute_$a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
 CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
   $(call gencode,$(CUDA_ARCHS)) -c

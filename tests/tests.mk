@@ -104,7 +104,7 @@ build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
 STUBBED_TESTS := $(addprefix build/release/tests/emulated/test_,gpu attention attention_plan table)
 $(STUBBED_TESTS:=.o): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 $(STUBBED_TESTS): build/release/tests/emulated/test_%: build/release/tests/emulated/test_%.o \
-  build/release/kernels/cuda/%.o build/release/tests.a
+  build/release/kernels/cuda/%.o build/release/kernels/cuda/cublaslt.o build/release/tests.a
 	$(LINK) -Wl,-z,muldefs -lcmocka $(CUDA_LIBS)
 endif
 

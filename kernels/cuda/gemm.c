@@ -1,8 +1,8 @@
-#include <cublasLt.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 
 enum { MAX_ALGORITHMS = 16, ROUNDS = 5 };
@@ -10,6 +10,7 @@ _Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGORITHM_WORDS * sizeof(uint64_t
                "an algorithm is eight words");
 
 struct GemmPlan {
+  const CublasLt *lt; // not owned
   GemmProblem problem;
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, d; // of cuBLASLt's column-major operands
@@ -31,7 +32,7 @@ static GemmProblem with_strides(GemmProblem p) {
 
 static cublasStatus_t set_attribute(const GemmPlan *plan, cublasLtMatmulDescAttributes_t name,
                                     const void *value, size_t bytes) {
-  return cublasLtMatmulDescSetAttribute(plan->operation, name, value, bytes);
+  return plan->lt->MatmulDescSetAttribute(plan->operation, name, value, bytes);
 }
 
 // cuBLASLt reads the descriptor when it launches, so earlier launches and graphs keep their
@@ -45,20 +46,23 @@ static cublasStatus_t set_scales(const GemmPlan *plan, const float *inverse_A,
 }
 
 // A row-major matrix, or a batch of them.
-static int make_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int64_t rows,
-                       int64_t cols, int64_t stride, int64_t batch, Error *err) {
+static int make_layout(const CublasLt *lt, cublasLtMatrixLayout_t *layout, cudaDataType_t type,
+                       int64_t rows, int64_t cols, int64_t stride, int64_t batch, Error *err) {
   const int32_t count = (int32_t)batch;
   const int64_t apart = rows * stride;
-  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(layout, type, (uint64_t)cols, (uint64_t)rows, stride));
+  CUBLAS_TRY(lt, err, lt->MatrixLayoutCreate(layout, type, (uint64_t)cols, (uint64_t)rows, stride));
   if (batch == 1) return 0;
-  CUBLAS_TRY(err, cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                                   &count, sizeof count));
-  CUBLAS_TRY(err, cublasLtMatrixLayoutSetAttribute(
-                      *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof apart));
+  CUBLAS_TRY(lt, err,
+             lt->MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                          sizeof count));
+  CUBLAS_TRY(lt, err,
+             lt->MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                          &apart, sizeof apart));
   return 0;
 }
 
 static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
+  const CublasLt *lt = plan->lt;
   const GemmProblem *p = &plan->problem;
   const bool fp8 = p->formats != GEMM_BF16;
   const cudaDataType_t out = p->out_fp32 ? CUDA_R_32F : CUDA_R_16BF,
@@ -68,18 +72,18 @@ static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
   const int64_t b_cols = p->form == GEMM_NT ? p->K : p->N, b_rows = p->N + p->K - b_cols,
                 a_cols = p->form == GEMM_TN ? p->M : p->K, a_rows = p->M + p->K - a_cols;
   const int8_t fast = !p->accurate;
-  CUBLAS_TRY(err, cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, &b_turned, sizeof b_turned));
-  CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, &a_turned, sizeof a_turned));
+  CUBLAS_TRY(lt, err, lt->MatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  CUBLAS_TRY(lt, err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, &b_turned, sizeof b_turned));
+  CUBLAS_TRY(lt, err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, &a_turned, sizeof a_turned));
   if (fp8) {
-    CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    CUBLAS_TRY(lt, err, set_attribute(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
     // The heuristics see that there will be scales; they do not read them.
-    CUBLAS_TRY(err, set_scales(plan, gpu->workspace, gpu->workspace));
+    CUBLAS_TRY(lt, err, set_scales(plan, gpu->workspace, gpu->workspace));
   }
-  if (make_layout(&plan->a, in, b_rows, b_cols, p->ldb, p->batch, err) ||
-      make_layout(&plan->b, in, a_rows, a_cols, p->lda, p->batch, err))
+  if (make_layout(lt, &plan->a, in, b_rows, b_cols, p->ldb, p->batch, err) ||
+      make_layout(lt, &plan->b, in, a_rows, a_cols, p->lda, p->batch, err))
     return -1;
-  return make_layout(&plan->d, out, p->M, p->N, p->ldd, p->batch, err);
+  return make_layout(lt, &plan->d, out, p->M, p->N, p->ldd, p->batch, err);
 }
 
 static cublasStatus_t set_preferences(cublasLtMatmulPreference_t preference, const Gpu *gpu,
@@ -100,8 +104,8 @@ static cublasStatus_t set_preferences(cublasLtMatmulPreference_t preference, con
   };
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
   for (size_t i = 0; i < sizeof list / sizeof *list && status == CUBLAS_STATUS_SUCCESS; i++)
-    status =
-        cublasLtMatmulPreferenceSetAttribute(preference, list[i].name, list[i].value, list[i].size);
+    status = gpu->lt->MatmulPreferenceSetAttribute(preference, list[i].name, list[i].value,
+                                                   list[i].size);
   return status;
 }
 
@@ -109,13 +113,13 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
                           cublasLtMatmulHeuristicResult_t *results, int *count, Error *err) {
   const GemmProblem *p = &plan->problem;
   cublasLtMatmulPreference_t preference;
-  CUBLAS_TRY(err, cublasLtMatmulPreferenceCreate(&preference));
+  CUBLAS_TRY(plan->lt, err, plan->lt->MatmulPreferenceCreate(&preference));
   cublasStatus_t status = set_preferences(preference, gpu, p->alignment);
   *count = 0;
   if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasLtMatmulAlgoGetHeuristic(gpu->blas, plan->operation, plan->a, plan->b, plan->d,
-                                            plan->d, preference, most, results, count);
-  CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    status = plan->lt->MatmulAlgoGetHeuristic(gpu->blas, plan->operation, plan->a, plan->b, plan->d,
+                                              plan->d, preference, most, results, count);
+  CUBLAS_CHECK(plan->lt, plan->lt->MatmulPreferenceDestroy(preference));
   static const char *const formats[] = {"bf16", "e4m3"};
   if (status != CUBLAS_STATUS_SUCCESS || *count == 0)
     return error_set(err,
@@ -123,7 +127,7 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
                      "%s to %s): %s",
                      (long long)p->M, (long long)p->N, (long long)p->K, (int)p->form,
                      formats[p->formats], p->out_fp32 ? "fp32" : "bf16",
-                     cublasLtGetStatusString(status));
+                     plan->lt->GetStatusString(status));
   return 0;
 }
 
@@ -131,9 +135,9 @@ static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
                                const cublasLtMatmulAlgo_t *algorithm, const void *A, const void *B,
                                const void *C, void *D) {
   const float alpha = plan->problem.alpha, beta = plan->problem.add ? plan->problem.beta : 0.0f;
-  return cublasLtMatmul(gpu->blas, plan->operation, &alpha, B, plan->a, A, plan->b, &beta, C,
-                        plan->d, D, plan->d, algorithm, gpu->workspace, gpu->workspace_bytes,
-                        gpu->stream);
+  return plan->lt->Matmul(gpu->blas, plan->operation, &alpha, B, plan->a, A, plan->b, &beta, C,
+                          plan->d, D, plan->d, algorithm, gpu->workspace, gpu->workspace_bytes,
+                          gpu->stream);
 }
 
 // ---- Remembered algorithms, a line of Choices for each problem
@@ -169,8 +173,8 @@ static void set_algorithm(GemmPlan *plan, const cublasLtMatmulAlgo_t *algorithm)
 static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
   cublasLtMatmulHeuristicResult_t result;
-  return cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
-                                 &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+  return plan->lt->MatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                   &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
          result.workspaceSize <= gpu->workspace_bytes;
 }
 
@@ -225,7 +229,7 @@ static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
     gemm->capacity = gemm->count * 2 + 32;
     gemm->plans = xrealloc(gemm->plans, (size_t)gemm->capacity * sizeof *gemm->plans);
   }
-  gemm->plans[gemm->count] = (GemmPlan){.problem = *problem};
+  gemm->plans[gemm->count] = (GemmPlan){.lt = gemm->gpu->lt, .problem = *problem};
   return &gemm->plans[gemm->count++];
 }
 
@@ -242,10 +246,11 @@ void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
 void gemm_close(Gemm *gemm) {
   for (int i = 0; i < gemm->count; i++) {
     const GemmPlan *plan = &gemm->plans[i];
-    if (plan->operation) CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
-    if (plan->a) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
-    if (plan->b) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
-    if (plan->d) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
+    const CublasLt *lt = plan->lt;
+    if (plan->operation) CUBLAS_CHECK(lt, lt->MatmulDescDestroy(plan->operation));
+    if (plan->a) CUBLAS_CHECK(lt, lt->MatrixLayoutDestroy(plan->a));
+    if (plan->b) CUBLAS_CHECK(lt, lt->MatrixLayoutDestroy(plan->b));
+    if (plan->d) CUBLAS_CHECK(lt, lt->MatrixLayoutDestroy(plan->d));
   }
   free(gemm->plans);
   choices_close(&gemm->choices);
@@ -281,7 +286,7 @@ static size_t place(Trial *t, char *memory) {
 
 static int call(const void *context, Error *err) {
   const Trial *t = context;
-  CUBLAS_TRY(err, multiply(t->gpu, t->plan, t->algorithm, t->A, t->B, t->C, t->D));
+  CUBLAS_TRY(t->plan->lt, err, multiply(t->gpu, t->plan, t->algorithm, t->A, t->B, t->C, t->D));
   return 0;
 }
 
@@ -335,7 +340,7 @@ static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
     const float one = 1;
     fill_random_fp8(memory, bytes, gpu->stream);
     CUDA_CHECK(cudaMemcpy(trial.one, &one, sizeof one, cudaMemcpyHostToDevice));
-    CUBLAS_CHECK(set_scales(plan, trial.one, trial.one));
+    CUBLAS_CHECK(plan->lt, set_scales(plan, trial.one, trial.one));
   }
   choose(plan, results, count, &trial);
   CUDA_CHECK(cudaFree(memory));
@@ -390,15 +395,15 @@ void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, con
               void *D) {
   const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
-  CUBLAS_CHECK(multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
+  CUBLAS_CHECK(plan->lt, multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
 }
 
 void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
                   const void *B, const float *inverse_B, const void *C, void *D) {
   const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
-  CUBLAS_CHECK(set_scales(plan, inverse_A, inverse_B));
+  CUBLAS_CHECK(plan->lt, set_scales(plan, inverse_A, inverse_B));
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
-  CUBLAS_CHECK(multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
+  CUBLAS_CHECK(plan->lt, multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
 }
 
 // ---- The backends' products, and the operations that are nothing else

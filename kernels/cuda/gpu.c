@@ -1,12 +1,12 @@
 #include "kernels/cuda/gpu.h"
 
 #include <assert.h>
-#include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/formats.h"
 
@@ -83,7 +83,6 @@ static int read_properties(Gpu *gpu, Error *err) {
   if (memory_limit(&limit, err) != 0) return -1;
   gpu->memory_bytes = properties.totalGlobalMem < limit ? properties.totalGlobalMem : limit;
   gpu->l2_bytes = (size_t)properties.l2CacheSize;
-  gpu->cublaslt = cublasLtGetVersion();
   gpu->peak_flops =
       gpu_peak_flops(gpu->name, gpu->major, gpu->minor, gpu->sm_count, clock_khz * 1e3);
   return 0;
@@ -140,7 +139,10 @@ int gpu_probe(Gpu *gpu, Error *err) {
 
 int gpu_open(Gpu *gpu, Error *err) {
   CUDA_TRY(err, cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
-  CUBLAS_TRY(err, cublasLtCreate(&gpu->blas));
+  gpu->lt = xcalloc(1, sizeof *gpu->lt);
+  if (cublaslt_open(gpu->lt, CUBLASLT_LIBRARY, err) != 0) return -1;
+  gpu->cublaslt = gpu->lt->GetVersion();
+  CUBLAS_TRY(gpu->lt, err, gpu->lt->Create(&gpu->blas));
   gpu->used_before = gpu_memory_taken(gpu);
   gpu->workspace_bytes = WORKSPACE_BYTES;
   gpu->workspace = gpu_alloc(gpu->workspace_bytes);
@@ -152,7 +154,8 @@ int gpu_open(Gpu *gpu, Error *err) {
 void gpu_close(Gpu *gpu) {
   if (gpu->stream) CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
   if (gpu->workspace) CUDA_CHECK(cudaFree(gpu->workspace));
-  if (gpu->blas) CUBLAS_CHECK(cublasLtDestroy(gpu->blas));
+  if (gpu->blas) CUBLAS_CHECK(gpu->lt, gpu->lt->Destroy(gpu->blas));
+  free(gpu->lt);
   if (gpu->stream) CUDA_CHECK(cudaStreamDestroy(gpu->stream));
   memset(gpu, 0, sizeof *gpu);
 }

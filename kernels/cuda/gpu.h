@@ -1,4 +1,4 @@
-// The GPU a run uses, how calls of CUDA and cuBLASLt are checked, and how work on it is timed.
+// The GPU a run uses, how CUDA's calls are checked, and how work on it is timed.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -14,8 +14,8 @@ extern "C" {
 // ---- Checking. While things are set up a failure is reported as an Error (the _TRY forms, which
 // return -1 from the function they stand in). Inside a step no caller can recover: the GPU's state
 // is lost, so the _CHECK forms print one sentence and end the program. Checkpoints are whole at any
-// moment, also in a save. Files that check cuBLASLt's calls include its header themselves: it has
-// 18,000 lines, which no kernel's file should have to read.
+// moment, also in a save. cublaslt.h has these forms for cuBLASLt, whose header has 18,000 lines that
+// no kernel's file should have to read.
 
 static inline void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
   if (status == cudaSuccess) return;
@@ -42,23 +42,6 @@ static inline void error_check(int status, const Error *err) {
     if (status_ != cudaSuccess)                                                                    \
       return error_set(err, "%s failed on the GPU: %s (%s)", #call, cudaGetErrorString(status_),   \
                        cudaGetErrorName(status_));                                                 \
-  } while (0)
-
-#define CUBLAS_CHECK(call)                                                                         \
-  do {                                                                                             \
-    const cublasStatus_t status_ = (call);                                                         \
-    if (status_ == CUBLAS_STATUS_SUCCESS) break;                                                   \
-    fprintf(stderr, "%s:%d: %s failed in cuBLASLt: %s\n", __FILE__, __LINE__, #call,               \
-            cublasLtGetStatusString(status_));                                                     \
-    exit(EXIT_FAILURE);                                                                            \
-  } while (0)
-
-// err: Error *
-#define CUBLAS_TRY(err, call)                                                                      \
-  do {                                                                                             \
-    const cublasStatus_t status_ = (call);                                                         \
-    if (status_ != CUBLAS_STATUS_SUCCESS)                                                          \
-      return error_set(err, "%s failed in cuBLASLt: %s", #call, cublasLtGetStatusString(status_)); \
   } while (0)
 
 // ---- The GPU: opened once before anything is allocated, closed last

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/fused/fused.h"
 #include "kernels/fused/kernels.h"
@@ -154,10 +155,12 @@ static Backend *fused_create(const Spec *spec, const Gpu *gpu, Error *err) {
 // ---- Either backend
 
 int gpu_find(Gpu *gpu, Error *err) {
+  CublasLt lt;
   CudnnApi cudnn;
   size_t all;
   if (gpu_probe(gpu, err) || gpu_memory(&gpu->free_bytes, &all, err) ||
-      fused_mainloop(MAINLOOP_AUTO, gpu, &gpu->mainloop, err))
+      fused_mainloop(MAINLOOP_AUTO, gpu, &gpu->mainloop, err) ||
+      cublaslt_open(&lt, CUBLASLT_LIBRARY, err))
     return -1;
   return cudnn_open(&cudnn, err);
 }

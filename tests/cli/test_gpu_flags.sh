@@ -14,7 +14,7 @@ compiles() { # NAME OBJECT FLAGS ARGUMENTS...
   local name=$1 object=$2 flags=$3 said
   shift 3
   said=$(PATH=$folder/bin:$PATH make -n -B NVCC=nvcc CUBLASLT_H=/x/cublasLt.h \
-    CUBLASLT=/x/libcublasLt.so "build/release/kernels/$object.o" "$@" 2>&1 |
+    CUDART=/x/libcudart_static.a "build/release/kernels/$object.o" "$@" 2>&1 |
     grep -v ' := ' | grep -oE 'arch=compute_[^ ]*' | sed -E 's/arch=compute_//; s/,code=/:/' | paste -sd ' ')
   check "$name" "it compiles $said" test "$said" = "$flags"
 }

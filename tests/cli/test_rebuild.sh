@@ -25,7 +25,7 @@ for file in $(make -np NVCC= help | sed -n 's/^CUDA_FREE := //p'); do touch "$fi
 
 run() { # ARGUMENTS...: make, with a toolkit and for one kind of GPU unless they say otherwise
   make FUZZ_CC=false CFLAGS=-O3 CC=bin/gcc NVCC=bin/nvcc CUBLASLT_H=/x/cublasLt.h \
-    CUBLASLT=/x/libcublasLt.so CUDA_HOME=/x CUDA_ARCHS=90a REVISION=1 "$@"
+    CUDART=/x/libcudart_static.a CUDA_HOME=/x CUDA_ARCHS=90a REVISION=1 "$@"
 }
 makes() { # NAME FILES ARGUMENTS...
   local name=$1 files=$2

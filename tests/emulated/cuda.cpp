@@ -1,6 +1,5 @@
 // CUDA as far as the tests of programs call it, for machines without a GPU: memory is the host's,
 // kernels are the functions of tests/emulated/kernels/fused/define.cuh, which run at the launch.
-#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>

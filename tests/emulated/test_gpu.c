@@ -1,11 +1,12 @@
 // What a run says of the GPUs that a machine has, with CUDA's answers in place of a GPU: none, an
 // old driver, old GPUs, several, and one that the program was not built for.
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny_run.h"
 
 typedef struct Card {
   const char *name;
@@ -84,9 +85,6 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
 const void *cuda_any_kernel(void) {
   return &machine;
 }
-size_t cublasLtGetVersion(void) {
-  return 130000;
-}
 
 static const char *probe(Gpu *gpu, Error *err) {
   err->text[0] = 0;
@@ -125,6 +123,18 @@ TEST(what_is_missing_is_said_in_one_sentence) {
   assert_string_equal(probe(&gpu, &err),
                       "the GPU (Tesla T4) has compute capability 7.5, but bf16 needs 8.0 or later "
                       "(A100, RTX 30 and newer)");
+}
+
+// The library itself where it is installed, one that is not there, and one that is another.
+TEST(cublaslt_is_loaded_or_named) {
+  CublasLt lt;
+  if (cublaslt_open(&lt, CUBLASLT_LIBRARY, &err) == 0)
+    assert_int_equal(lt.GetVersion() / 10000, CUBLAS_VER_MAJOR);
+  else
+    print_message("# %s\n", err.text);
+  expect_error(cublaslt_open(&lt, "libcublasLt-none.so", &err), &err,
+               "is missing (libcublasLt-none.so: ");
+  expect_error(cublaslt_open(&lt, "libm.so.6", &err), &err, "libm.so.6 has no function cublasLt");
 }
 
 TEST(a_gpu_without_kernels_is_refused) {
