@@ -49,7 +49,7 @@ include kernels/kernels.mk tests/tests.mk
 
 # ---- What people call
 .PHONY: all test check test-all test-gpu bench kernels program test-program sanitize asan fuzz \
-  night format clean help FORCE quick-programs test-programs asan-programs fuzz-programs \
+  night dist format clean help FORCE quick-programs test-programs asan-programs fuzz-programs \
   gpu-programs
 all: train prepare ## build ./train and ./prepare
 train prepare: %: build/release/%
@@ -94,6 +94,9 @@ asan: asan-programs ## programs and scripts under ASan and UBSan
 	  scripts/run_tests.sh --together $(ASAN_TESTS) $(call scripts_of,$(SCRIPT_TESTS))
 fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
 	scripts/run_tests.sh --together $(FUZZERS)
+dist: ## one archive that runs without packages: programs for every GPU, libraries, this tree
+	$(MAKE) -s $(if $(HAVE_CUDA),CUDA_ARCHS='$(ALL_ARCHS)') $(DIST)
+	scripts/dist.sh build/coda-c-$(VERSION)-linux-$(shell uname -m)$(if $(HAVE_CUDA),,-cpu).tar.gz
 night: all fuzz-programs $(filter %_faults,$(UNIT_TESTS)) ## attacks for NIGHT_MINUTES (480)
 	FUZZERS='$(FUZZERS)' tests/night/run.sh
 format: ## clang-format over the tree

@@ -12,6 +12,17 @@ build/%/train: build/%/train.o build/%/$$(or $$(BACKENDS),coda.a) $$(call change
 	$(LINK) $(if $(BACKENDS),$(CUDA_LIBS))
 	$(call keep,BACKENDS)
 build/%/prepare: build/%/data/prepare/prepare.o build/%/coda.a; $(LINK)
+
+# The same programs for `make dist`: their libraries are in the folder lib beside them, and so are
+# the libraries of these (RPATH, which RUNPATH is not).
+BESIDE := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
+DIST := build/dist/train build/dist/prepare
+build/dist/train: build/release/train.o build/release/$$(or $$(BACKENDS),coda.a) \
+  $$(call changed,BACKENDS)
+	mkdir -p $(@D) && $(LINK) $(if $(BACKENDS),$(CUDA_LIBS)) $(BESIDE)
+	$(call keep,BACKENDS)
+build/dist/prepare: build/release/data/prepare/prepare.o build/release/coda.a
+	mkdir -p $(@D) && $(LINK) $(BESIDE)
 $(FLAVOURS:%=build/%/train.o): EXTRA_FLAGS = -DCODA_VERSION='"$(VERSION) ($(REVISION))"'
 
 # ---- Where CUDA is: CUDA_HOME, nvcc on the PATH, or the usual places. Debian has it in /usr.
@@ -37,20 +48,23 @@ CUDA_C := $(filter-out $(LIBRARY),$(wildcard $(CUDA_FOLDERS:%=%/*.c)))
 CUDA_CU := $(wildcard $(CUDA_FOLDERS:%=%/*.cu))
 CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))
 # cuBLASLt is loaded when a GPU is used, from this folder or where the system finds it.
-CUDA_LIBS = $(CUDART) -Wl,-rpath,$(dir $(CUDART)) -lstdc++ -lrt -lpthread
+CUDA_LIBS = $(CUDART) $(if $(filter $(DIST),$@),,-Wl,-rpath,$(dir $(CUDART))) \
+  -lstdc++ -lrt -lpthread
 build/release/gpu.a: $(addprefix build/release/,$(LIBRARY:.c=.o)) $(CUDA_O); $(ARCHIVE)
-build/release/train: BACKENDS = gpu.a
+build/release/train build/dist/train: BACKENDS = gpu.a
 
 # CUDA's headers are not ours to warn about.
 CUDA_INCLUDE := $(dir $(CUBLASLT_H))
 $(CUDA_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 
 # For the GPU that is here, or for all that the backends serve. CUDA_ARCHS="80 90" chooses: machine
-# code for each, and PTX of the last before 90a, which newer GPUs' drivers compile when they first
-# need it. 90a is 90 with wgmma. What is compiled for 80 is assembled for 86, too: half the cost.
+# code for each, and PTX of the last without a letter, which other GPUs' drivers compile when they
+# first need it. 90a is 90 with wgmma; code for 90a or 120a runs on no other GPU. What is compiled
+# for 80 is assembled for 86, too: half the cost.
+ALL_ARCHS := 80 86 89 90a 120a
 GPU_HERE := $(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=compute_cap \
   --format=csv,noheader 2>/dev/null | grep -xE '([89]|1[0-9])\.[0-9]' | tr -d . | sort -un)
-override CUDA_ARCHS := $(patsubst 90,90a,$(or $(CUDA_ARCHS),$(GPU_HERE),80 86 89 90))
+override CUDA_ARCHS := $(patsubst 90,90a,$(or $(CUDA_ARCHS),$(GPU_HERE),$(ALL_ARCHS)))
 compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
   $(foreach a,$(lastword $(filter-out %a,$1)),-gencode arch=compute_$a,code=compute_$a)

@@ -86,6 +86,14 @@ resumes() {
     [ "$(cat "$data/source.txt" 2>/dev/null)" = "$source_name" ]
 }
 
+build() {
+  local for_what='for CPU and GPU' arguments=()
+  # Code for GPUs takes minutes to build, and nothing could run it.
+  has_gpu || { for_what='for the CPU: no NVIDIA driver was found' && arguments=(NVCC=); }
+  make -s -j"$(nproc)" ${arguments[@]+"${arguments[@]}"} all || fail 'the build failed as shown above'
+  echo "./train and ./prepare are built, $for_what"
+}
+
 prepare_text() {
   if resumes; then
     echo "the run in $run was interrupted: it resumes, with its text as it was prepared in $data"
@@ -117,14 +125,16 @@ out=${out#"$PWD"/}
 choose_folders "${out:-runs/${name:-text}}"
 
 announce 1 'packages'
-scripts/install_packages.sh build
-
-announce 2 'build'
-for_what='for CPU and GPU' make_arguments=()
-# Code for GPUs takes minutes to build, and nothing could run it.
-has_gpu || { for_what='for the CPU: no NVIDIA driver was found' && make_arguments=(NVCC=); }
-make -s -j"$(nproc)" ${make_arguments[@]+"${make_arguments[@]}"} all || fail 'the build failed as shown above'
-echo "./train and ./prepare are built, $for_what"
+# In an archive of `make dist` the programs are files, where make leaves links.
+if [ -f train ] && [ ! -L train ]; then
+  echo "none: ./train and ./prepare came with their libraries"
+  announce 2 'build'
+  ./train --version
+else
+  scripts/install_packages.sh build
+  announce 2 'build'
+  build
+fi
 
 announce 3 'text'
 prepare_text

@@ -5,7 +5,7 @@ UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
 ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
 SCRIPT_TESTS := $(wildcard tests/cli/test_*.sh)
-SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,bare_systems gpu_flags memory model_folder night \
+SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,bare_systems dist gpu_flags memory model_folder night \
   page_commands peers plot real_text rebuild run_folder)
 # These send signals at moments that a busy machine would shift, or run tests, so they run alone.
 TIMED_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,bare_systems night resume)
@@ -112,7 +112,7 @@ endif
 QUICK_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(STUBBED_TESTS)
 QUICK_SCRIPTS := $(filter-out $(SLOW_SCRIPTS),$(SCRIPT_TESTS))
 quick-programs: all $(LOADED) $(QUICK_TESTS)
-test-programs: quick-programs $(ASAN_TESTS) $(GPU_PROGRAMS)
+test-programs: quick-programs $(ASAN_TESTS) $(GPU_PROGRAMS) $(DIST)
 asan-programs: build/asan/train build/asan/prepare $(LOADED) $(ASAN_TESTS)
 fuzz-programs: $(FUZZERS)
 gpu-programs: all $(LOADED) $(GPU_PROGRAMS)

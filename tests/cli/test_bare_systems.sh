@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The README's two commands in bare systems of Debian 12 and 13, which debootstrap makes. Nothing that this machine
-# happens to have is there, CUDA's and cuDNN's headers above all. Where no such system can be made, the same commands
-# run here with the folders of CUDA hidden. All of it needs root.
+# The archive of `make dist`, and then the README's two commands, in bare systems of Debian 12 and 13, which
+# debootstrap makes. Nothing that this machine happens to have is there, CUDA's and cuDNN's headers above all. Where no
+# such system can be made, the two commands run here with the folders of CUDA hidden. All of it needs root.
 # TEST_SECONDS=3600
 # usage: tests/cli/test_bare_systems.sh [bookworm|trixie|hidden ...]
 # shellcheck disable=SC2317 # functions are called in another shell
@@ -17,6 +17,15 @@ try() { # COMMAND
     grep -E '^ *not ok' "$root.log" || tail -n 40 "$root.log" | sed 's/^/   /'
     fails "$place: $1" "after $((SECONDS - began)) s: $(tail -n 1 "$root.log")"
   fi
+}
+# In a system to which nothing was added.
+try_archive() { # ROOT
+  local root=$1 place="$place, an archive" enter=(chroot "$1" env -i -C /archive HOME=/root PATH=/usr/bin:/bin)
+  mkdir "$root/archive" && tar -xzf "$archive" -C "$root/archive" --strip-components=1 || exit
+  try './scripts/quickstart.sh --steps 20'
+  try './train --generate runs/quickstart --tokens 20 --prompt static'
+  try './train --doctor'
+  rm -rf "$root/archive"
 }
 no_place() { echo "ok - $place # SKIP $1" && exit 77; }
 
@@ -44,6 +53,7 @@ inside() { # PLACE ROOT
     apt-config dump | grep -E '^Acquire::https?::' >"$root/etc/apt/apt.conf.d/90host"
     mount -t proc proc "$root/proc" || no_place '/proc cannot be mounted'
     mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts" || no_place '/dev/pts cannot be mounted'
+    try_archive "$root"
     enter=(chroot "$root" env -i -C /coda HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin)
   fi
   mkdir "$root/coda" && tree | tar -cf - -T - | tar -xf - -C "$root/coda" || exit
@@ -59,8 +69,8 @@ inside() { # PLACE ROOT
   try ./scripts/test.sh
   exit "$failed"
 }
-export failed
-export -f inside try no_place passes fails tree
+export failed archive
+export -f inside try try_archive no_place passes fails tree
 
 # What is removed is a folder that this script made; nothing is mounted there where it runs.
 end() {
@@ -91,6 +101,8 @@ if [ -n "$why" ]; then
   echo "ok - bare systems # SKIP $why"
   exit 0
 fi
+archive=$folder/coda-c.tar.gz
+must scripts/dist.sh "$archive"
 places=("$@") made=$#
 [ $# -gt 0 ] || places=(bookworm trixie)
 for place in "${places[@]}"; do
