@@ -54,7 +54,8 @@ printf '%s\n' '{"messages":[{"role":"assistant","content":"A","tool_calls":null}
   '{"messages":[{"role":"assistant","content":"D"}]}' >shown.jsonl
 shown tok >said
 grep -qzF $'<|im_start|>assistant\n[[A<|im_end|>]]\n<|im_start|>tool\n{1}<|im_end|>\n<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>assistant\n[[C<|im_end|>]]' said
-check messages_of_any_roles "$(cat said)" test $? = 0
+status=$?
+check messages_of_any_roles "$(cat said)" test $status = 0
 
 # ---- What is refused, with its file and line
 refuses_line() { # refuses_line NAME WORDS LINE

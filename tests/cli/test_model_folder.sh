@@ -108,7 +108,8 @@ for reader in "${readers[@]}"; do
   for named in "$run" "$run/latest/" "$run/best" "$run/step-00000005" "$base"; do
     reader "$reader" "$named"
     "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
-    check "${reader}_takes_${named##*folder/}" "$(cat "$folder/said.err")" test $? = 0 -a ! -s "$folder/said.err"
+    status=$?
+    check "${reader}_takes_${named##*folder/}" "$(cat "$folder/said.err")" test $status = 0 -a ! -s "$folder/said.err"
   done
 done
 # refused_by_all NAME WORDS FOLDER: one sentence with the words from each reader, and nothing written.
@@ -133,7 +134,8 @@ refused_by_all a_damaged_key 'config.json' "$folder/damaged"
 rm "$folder/damaged/checksums.json"
 reader eval "$folder/damaged"
 "${line[@]}" >"$folder/said" 2>&1
-check without_checksums_an_edited_folder_is_taken "$(cat "$folder/said")" test $? = 0
+status=$?
+check without_checksums_an_edited_folder_is_taken "$(cat "$folder/said")" test $status = 0
 damaged 's/ByteLevel/BiteLevel/' tokenizer.json
 refused_by_all a_damaged_tokenizer 'tokenizer.json' "$folder/damaged"
 rm -rf "$folder/damaged" && mkdir "$folder/damaged"

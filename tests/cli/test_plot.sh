@@ -21,7 +21,8 @@ cannot_draw() { # WORDS ARGUMENTS...: exit status 1, these words, and no picture
 draws() { rm -f "$folder/out.png" && plot "$@" -o "$folder/out.png" && is_png "$folder/out.png"; }
 says() { # NAME COMMAND...: with what plot.py said, if it fails
   "${@:2}"
-  check "$1" "$(cat "$folder/said")" test $? = 0
+  local status=$?
+  check "$1" "$(cat "$folder/said")" test $status = 0
 }
 
 mkdir "$folder/first" "$folder/second"
