@@ -240,8 +240,15 @@ static void round_matrix(int64_t rows, int64_t cols, const float *from, int64_t 
 
 // ---- The interface
 
+// For another kind of CPU oneDNN has no such names, though their numbers, and for products no code
+// of its own.
 static bool cpu_has(dnnl_cpu_isa_t isa) {
+#ifdef __x86_64__
   return (dnnl_get_effective_cpu_isa() & isa) == isa;
+#else
+  (void)isa;
+  return false;
+#endif
 }
 
 int bf16_products_usable(Error *err) {
@@ -255,7 +262,6 @@ bool bf16_products_pay(void) {
   return cpu_has(dnnl_cpu_isa_avx512_core_amx);
 }
 
-// For another kind of CPU oneDNN has no such names, and no code of its own.
 ProductsText products_library(void) {
   const dnnl_version_t *v = dnnl_version();
   const char *isa = cpu_has(dnnl_cpu_isa_avx512_core) ? "AVX-512"

@@ -72,7 +72,8 @@ static double error_of(int64_t rows, int64_t cols, int64_t rank, double range, d
   for (int64_t i = 0; i < rank; i++) values[i] = iterated(values[i] / norm);
   real *expected = matrix_of(rows, cols, rank, u, v, values);
   for (int64_t i = 0; i < rows * cols; i++) {
-    error = fmax(error, fabs((double)X[i] - (double)expected[i]));
+    const double off = fabs((double)X[i] - (double)expected[i]);
+    if (!(off <= error)) error = off;
     largest = fmax(largest, fabs((double)expected[i]));
   }
   return error / largest;
@@ -220,8 +221,10 @@ static void train_on_documents(int rows, double *moved) {
   for (int k = 0; k < PARTS; k++) {
     const int64_t first = t->parts[k].first * t->cols;
     moved[k] = 0;
-    for (int64_t i = first; i < first + t->parts[k].rows * t->cols; i++)
-      moved[k] = fmax(moved[k], fabs((double)(((const real *)t->master)[i] - before[i])));
+    for (int64_t i = first; i < first + t->parts[k].rows * t->cols; i++) {
+      const double by = fabs((double)(((const real *)t->master)[i] - before[i]));
+      if (!(by <= moved[k])) moved[k] = by;
+    }
   }
   batch_free(&batch);
 }
