@@ -48,8 +48,9 @@ find_missing() {
   compiles "$fuzz_cc" -fopenmp -fsanitize=fuzzer,address,undefined ||
     { packages+=(clang libomp-dev libclang-rt-dev) && words+=('clang with libFuzzer and OpenMP'); }
   [ "$1" = all ] || return 0
-  # What tests of pages and of bare systems call; they skip what is not there.
-  for package in groff-base:groff zstd:zstd xz-utils:xz debootstrap:debootstrap; do
+  # What tests of pages, of bare systems and of Arm call; they skip what is not there.
+  for package in groff-base:groff zstd:zstd xz-utils:xz debootstrap:debootstrap \
+    gcc-aarch64-linux-gnu:aarch64-linux-gnu-gcc qemu-user-static:qemu-aarch64-static; do
     command -v "${package#*:}" >/dev/null || optional+=("${package%:*}")
   done
 }
