@@ -59,15 +59,16 @@ $(CUDA_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 
 # For the GPU that is here, or for all that the backends serve. CUDA_ARCHS="80 90" chooses: machine
 # code for each, and PTX of the last without a letter, which other GPUs' drivers compile when they
-# first need it. 90a is 90 with wgmma; code for 90a or 120a runs on no other GPU. What is compiled
+# first need it. 90a is 90 with wgmma, 120f are 120 and 121 with block-scaled FP8. What is compiled
 # for 80 is assembled for 86, too: half the cost.
-ALL_ARCHS := 80 86 89 90a 120a
+ALL_ARCHS := 80 86 89 90a 120f
 GPU_HERE := $(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=compute_cap \
   --format=csv,noheader 2>/dev/null | grep -xE '([89]|1[0-9])\.[0-9]' | tr -d . | sort -un)
-override CUDA_ARCHS := $(patsubst 90,90a,$(or $(CUDA_ARCHS),$(GPU_HERE),$(ALL_ARCHS)))
+override CUDA_ARCHS := $(or $(CUDA_ARCHS),$(GPU_HERE),$(ALL_ARCHS))
+override CUDA_ARCHS := $(patsubst 12%,120f,$(patsubst 90,90a,$(CUDA_ARCHS)))
 compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
-  $(foreach a,$(lastword $(filter-out %a,$1)),-gencode arch=compute_$a,code=compute_$a)
+  $(foreach a,$(lastword $(filter-out %a %f,$1)),-gencode arch=compute_$a,code=compute_$a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
 CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
   $(call gencode,$(CUDA_ARCHS)) -c

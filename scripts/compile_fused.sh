@@ -26,7 +26,7 @@ show() {
       }
       if (/sync_kernel/) tile = "64x64"
     }
-    match($0, /sm_[0-9]+a?/) { gpu = substr($0, RSTART + 3, RLENGTH - 3) }
+    match($0, /sm_[0-9]+[af]?/) { gpu = substr($0, RSTART + 3, RLENGTH - 3) }
     / bytes stack frame,/ { stack = $1 " B"; stores = $5 " B"; loads = $9 " B" }
     tile && match($0, /Used [0-9]+ registers/) {
       split(substr($0, RSTART, RLENGTH), used, " ")

@@ -20,7 +20,7 @@ compiles() { # NAME SOURCE FLAGS ARGUMENTS...: with $target, or the source's obj
 }
 
 here ''
-all='80:sm_80 80:sm_86 89:sm_89 90a:sm_90a 120a:sm_120a 89:compute_89'
+all='80:sm_80 80:sm_86 89:sm_89 90a:sm_90a 120f:sm_120f 89:compute_89'
 compiles without_a_gpu_all_have_code_and_later_ones_ptx cuda/loss "$all"
 compiles an_empty_choice_is_none cuda/loss "$all" CUDA_ARCHS=
 compiles programs_have_the_same fused/programs/rope "$all"
@@ -31,7 +31,7 @@ target=dist compiles a_container_may_choose cuda/loss '89:sm_89 89:compute_89' A
 here '9.0\n'
 compiles hopper_has_wgmma cuda/loss 90a:sm_90a
 here '12.0\n8.6\n7.5\n'
-compiles of_several_each_that_can_train cuda/loss '86:sm_86 120:sm_120 120:compute_120'
+compiles of_several_each_that_can_train cuda/loss '86:sm_86 120f:sm_120f 86:compute_86'
 compiles a_choice_wins cuda/loss '80:sm_80 80:compute_80' CUDA_ARCHS=80
 compiles a_choice_of_90_has_wgmma cuda/loss '80:sm_80 90a:sm_90a 80:compute_80' 'CUDA_ARCHS=80 90'
 exit "$failed"
