@@ -8,6 +8,11 @@
 extern "C" {
 #endif
 
+// Dense FLOP/s with sums in fp32; 0: not known.
+typedef struct GpuRates {
+  double bf16, fp8;
+} GpuRates;
+
 typedef struct Gpu {
   int device;
   char name[256];   // "NVIDIA H200"
@@ -25,7 +30,7 @@ typedef struct Gpu {
   size_t used_before;  // and in use when it was opened: the context, other programs
   size_t l2_bytes;
   int driver, runtime; // CUDA versions, 13000 = 13.0
-  double peak_flops;   // dense bf16 FLOP/s, see gpu_peak_flops
+  GpuRates rates;      // by its data sheet
   // While it is open
   struct CUstream_st *stream;   // a cudaStream_t: all work of a step runs on it, in order
   struct CublasLt *lt;          // cuBLASLt's functions

@@ -160,8 +160,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   be->spec.memory_bytes =
       gpu->memory_bytes > gpu->used_before ? gpu->memory_bytes - gpu->used_before : 0;
   be->spec.host_bytes = memory_available();
-  // Every GPU that has FP8 multiplies it twice as fast.
-  be->peak_flops = (c->base.spec.fp8 ? 2 : 1) * gpu->peak_flops;
+  be->peak_flops = c->base.spec.fp8 ? gpu->rates.fp8 : gpu->rates.bf16;
   be->steps_ahead = 1;
   count_workspace(c);
   return 0;

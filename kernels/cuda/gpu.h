@@ -65,9 +65,9 @@ void *gpu_alloc_host(size_t bytes);
 // other programs' are counted, too.
 size_t gpu_memory_taken(const Gpu *gpu);
 
-// The peak of a GPU by its data sheet: dense bf16 FLOP/s with fp32 accumulation at `hertz`, the
-// highest clock of the card; 0 where no data sheet is known. name: as the driver gives it.
-double gpu_peak_flops(const char *name, int major, int minor, int sm_count, double hertz);
+// What a data sheet says of the card with this name, compute capability and number of
+// multiprocessors. Nothing is derived from other cards: zeros where there is no data sheet.
+GpuRates gpu_rates(const Gpu *gpu);
 
 // ---- Timing of the candidates for a plan, and the data that they are timed on
 

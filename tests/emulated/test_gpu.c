@@ -51,11 +51,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   properties->totalGlobalMem = machine.memory;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-  (void)attribute, (void)device;
-  *value = 2520000;
-  return cudaSuccess;
-}
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel) {
   assert_ptr_equal(kernel, cuda_any_kernel());
   attributes->ptxVersion = machine.ptx_version;
@@ -142,6 +137,7 @@ TEST(a_gpu_without_kernels_is_refused) {
   set_machine(1, ada, ada);
   assert_string_equal(probe(&gpu, &err), "");
   assert_int_equal(gpu.compiled_for, 89);
+  assert_true(gpu.rates.bf16 == 165.2e12 && gpu.rates.fp8 == 330.3e12);
   machine.finding_code = cudaErrorNoKernelImageForDevice;
   assert_string_equal(probe(&gpu, &err),
                       "this program has no kernels for the GPU (NVIDIA GeForce RTX 4090, compute "
@@ -169,35 +165,79 @@ TEST(of_several_the_first_is_taken_and_that_is_said) {
                                             "chooses)"));
 }
 
-// Dense bf16 with fp32 accumulation, as NVIDIA's data sheets and whitepapers have it.
-TEST(peaks_are_those_of_the_data_sheets) {
+static GpuRates rates_of(const char *name, int major, int minor, int sm_count) {
+  Gpu gpu = {.major = major, .minor = minor, .sm_count = sm_count};
+  snprintf(gpu.name, sizeof gpu.name, "%s", name);
+  return gpu_rates(&gpu);
+}
+
+// Dense, with sums in fp32. flops: of a multiprocessor and clock in bf16, ghz: both by the
+// architecture's whitepaper, which the table does not read.
+TEST(rates_are_those_of_the_data_sheets) {
   static const struct {
     const char *name;
     int major, minor, sm_count;
-    double ghz, tflops;
-  } cards[] = {
-      {"NVIDIA A100-SXM4-80GB", 8, 0, 108, 1.41, 312},
-      {"NVIDIA A40", 8, 6, 84, 1.74, 149.7},
-      {"NVIDIA RTX A6000", 8, 6, 84, 1.8, 154.8},
-      {"NVIDIA A10", 8, 6, 72, 1.695, 125},
-      {"NVIDIA GeForce RTX 3090", 8, 6, 82, 1.695, 71},
-      {"NVIDIA GeForce RTX 3080", 8, 6, 68, 1.71, 59.5},
-      {"NVIDIA L4", 8, 9, 58, 2.04, 121},
-      {"NVIDIA RTX 6000 Ada Generation", 8, 9, 142, 2.505, 364.2},
-      {"NVIDIA GeForce RTX 4090", 8, 9, 128, 2.52, 165.2},
-      {"NVIDIA GeForce RTX 4080", 8, 9, 76, 2.505, 97.5},
-      {"NVIDIA H100 80GB HBM3", 9, 0, 132, 1.98, 989.5},
-      {"NVIDIA B200", 10, 0, 148, 1.86, 2250},
-      {"NVIDIA GeForce RTX 5090", 12, 0, 170, 2.407, 209.5},
+    double flops, ghz;
+    bool fp8;
+  } list[] = {
+      {"NVIDIA A100-SXM4-80GB", 8, 0, 108, 2048, 1.41, false},
+      {"NVIDIA A100 80GB PCIe", 8, 0, 108, 2048, 1.41, false},
+      {"NVIDIA A10", 8, 6, 72, 1024, 1.695, false},
+      {"NVIDIA A40", 8, 6, 84, 1024, 1.74, false},
+      {"NVIDIA RTX A6000", 8, 6, 84, 1024, 1.8, false},
+      {"NVIDIA GeForce RTX 3070", 8, 6, 46, 512, 1.725, false},
+      {"NVIDIA GeForce RTX 3080", 8, 6, 68, 512, 1.71, false},
+      {"NVIDIA GeForce RTX 3090", 8, 6, 82, 512, 1.695, false},
+      {"NVIDIA L4", 8, 9, 58, 1024, 2.04, true},
+      {"NVIDIA L40S", 8, 9, 142, 1024, 2.52, true},
+      {"NVIDIA RTX 6000 Ada Generation", 8, 9, 142, 1024, 2.505, true},
+      {"NVIDIA GeForce RTX 4070", 8, 9, 46, 512, 2.475, true},
+      {"NVIDIA GeForce RTX 4080", 8, 9, 76, 512, 2.505, true},
+      {"NVIDIA GeForce RTX 4090", 8, 9, 128, 512, 2.52, true},
+      {"NVIDIA H100 80GB HBM3", 9, 0, 132, 4096, 1.83, true},
+      {"NVIDIA H100 PCIe", 9, 0, 114, 4096, 1.62, true},
+      {"NVIDIA H200", 9, 0, 132, 4096, 1.83, true},
+      {"NVIDIA B200", 10, 0, 148, 8192, 1.86, true},
+      {"NVIDIA GeForce RTX 5070", 12, 0, 48, 512, 2.512, true},
+      {"NVIDIA GeForce RTX 5080", 12, 0, 84, 512, 2.617, true},
+      {"NVIDIA GeForce RTX 5090", 12, 0, 170, 512, 2.407, true},
+      {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 12, 0, 188, 1024, 2.617, true},
+      {"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 12, 0, 188, 1024, 2.28, true},
+      {"NVIDIA GB10", 12, 1, 48, 512, 2.42, true},
   };
-  for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-    const double peak = gpu_peak_flops(cards[i].name, cards[i].major, cards[i].minor,
-                                       cards[i].sm_count, cards[i].ghz * 1e9) *
-                        1e-12;
-    if (fabs(peak / cards[i].tflops - 1) > 0.005) // at most 0.3 % apart: the sheets are rounded
-      fail_msg("%s: %.1f TFLOP/s, not %.1f", cards[i].name, peak, cards[i].tflops);
+  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    const GpuRates rates = rates_of(list[i].name, list[i].major, list[i].minor, list[i].sm_count);
+    const double expected = list[i].flops * list[i].sm_count * list[i].ghz * 1e9,
+                 apart = list[i].minor == 1 ? 0.05 : 0.015; // the sheets are rounded
+    if (!(fabs(rates.bf16 / expected - 1) <= apart))
+      fail_msg("%s: %.1f TFLOP/s, not %.1f", list[i].name, rates.bf16 * 1e-12, expected * 1e-12);
+    if (list[i].fp8 ? !(fabs(rates.fp8 / rates.bf16 - 2) < 0.03) : rates.fp8 != 0)
+      fail_msg("%s: %.1f TFLOP/s in FP8", list[i].name, rates.fp8 * 1e-12);
   }
-  assert_true(gpu_peak_flops("NVIDIA T4", 7, 5, 40, 1.59e9) == 0);
+}
+
+TEST(a_card_without_a_data_sheet_has_no_rates) {
+  static const struct {
+    const char *name;
+    int major, minor, sm_count;
+  } list[] = {
+      {"NVIDIA GeForce RTX 4090 Laptop GPU", 8, 9, 76}, // RTX 4080's multiprocessors
+      {"NVIDIA GeForce RTX 4090 D", 8, 9, 114},
+      {"NVIDIA GeForce RTX 3080", 8, 6, 70}, // of 12 GB
+      {"NVIDIA GeForce RTX 3060", 8, 6, 28},
+      {"NVIDIA GeForce RTX 5090 Laptop GPU", 12, 0, 82},
+      {"NVIDIA RTX PRO 6000 Blackwell Server Edition", 12, 0, 188},
+      {"NVIDIA A100-SXM4-80GB MIG 3g.40gb", 8, 0, 42},
+      {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9, 0, 16},
+      {"NVIDIA GeForce RTX 4090", 8, 6, 128}, // no such card
+      {"Tesla T4", 7, 5, 40},
+      {"", 9, 0, 132},
+  };
+  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    const GpuRates rates = rates_of(list[i].name, list[i].major, list[i].minor, list[i].sm_count);
+    if (rates.bf16 != 0 || rates.fp8 != 0)
+      fail_msg("%s: %.1f TFLOP/s", list[i].name, rates.bf16 * 1e-12);
+  }
 }
 
 // A card of 141 with 1 taken, which is to be one of 24: 23 can be had.
