@@ -51,9 +51,16 @@ static inline bool gpu_attends_documents(const Gpu *gpu) {
   return gpu->major == 9 || gpu->major == 10;
 }
 
+// Whether fused kernels are faster: on Hopper by wgmma, and on GPUs where cuBLASLt, too, multiplies
+// by mma.sync. Compute capability 10 and 11 have tensor cores that cuBLASLt makes three times as
+// fast use of.
+static inline bool gpu_fuses(const Gpu *gpu) {
+  return gpu->mainloop == MAINLOOP_WGMMA || gpu->major == 8 || gpu->major == 12;
+}
+
 // The backend that spec->kernels asks for, on the GPU that gpu_find found; with KERNELS_AUTO the
-// unfused one where the fused kernels cannot run, and then its description says why. NULL and a
-// message on failure: an unsupported head size, no memory.
+// unfused one where the fused kernels cannot run or are slower, and then its description says why.
+// NULL and a message on failure: an unsupported head size, no memory.
 Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err);
 
 // 0 if the fused kernels run with this model, else -1 and why not.

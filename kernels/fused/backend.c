@@ -172,7 +172,9 @@ int backend_fused_supported(const Spec *spec, Error *err) {
 Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err) {
   if (spec->kernels == KERNELS_UNFUSED) return backend_unfused_create(spec, gpu, err);
   Error why_not;
-  if (backend_fused_supported(spec, &why_not) == 0) {
+  if (spec->kernels == KERNELS_AUTO && !gpu_fuses(gpu)) {
+    error_set(&why_not, "cuBLASLt's GEMMs are faster than mma.sync on this GPU");
+  } else if (backend_fused_supported(spec, &why_not) == 0) {
     Backend *fused = fused_create(spec, gpu, &why_not);
     if (fused) return fused;
   }

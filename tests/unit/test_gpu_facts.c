@@ -8,13 +8,15 @@
 
 int __wrap_gpu_find(Gpu *gpu, Error *err);
 
-static Mainloop of_the_card = MAINLOOP_WGMMA;
-
 // A card of 80 GiB, of which 1 is taken.
+static Gpu the_card = {.memory_bytes = (size_t)80 << 30,
+                       .free_bytes = (size_t)79 << 30,
+                       .major = 9,
+                       .mainloop = MAINLOOP_WGMMA};
+
 int __wrap_gpu_find(Gpu *gpu, Error *err) {
   (void)err;
-  *gpu = (Gpu){
-      .memory_bytes = (size_t)80 << 30, .free_bytes = (size_t)79 << 30, .mainloop = of_the_card};
+  *gpu = the_card;
   return 0;
 }
 
@@ -269,16 +271,34 @@ TEST(a_plan_knows_how_narrow_the_gpus_tiles_are) {
     char *overrides[] = {"train.loss_chunks=4",
                          i == 2 ? "backend.mainloop=mma_sync" : "backend.mainloop=auto"};
     must(config_load(&c, "configs/llama-3.2-1b.json", 2, overrides, &err), &err);
-    of_the_card = i == 1 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
+    the_card.mainloop = i == 1 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
     must(hardware_find(&h, &c, &err), &err);
     const Spec spec = spec_resolve(&c, run_spec(&c), &h);
     memory_plan(&plan, &c.model, &spec);
     planned[i] = plan.total_bytes;
   }
-  of_the_card = MAINLOOP_WGMMA;
+  the_card.mainloop = MAINLOOP_WGMMA;
   printf("# with wide tiles %zu MB, with narrow ones %zu MB\n", planned[0] >> 20, planned[1] >> 20);
   assert_true(planned[1] > planned[0]);
   assert_int_equal(planned[1], planned[2]);
+}
+
+// Hopper without code for wgmma runs mma.sync at less than cuBLASLt's speed, as 10 and 11 do.
+TEST(auto_fuses_where_mma_sync_is_what_the_gpu_has) {
+  static const struct {
+    int major, minor;
+    Mainloop mainloop;
+    bool fuses;
+  } cards[] = {{8, 0, MAINLOOP_MMA_SYNC, true},   {8, 6, MAINLOOP_MMA_SYNC, true},
+               {8, 9, MAINLOOP_MMA_SYNC, true},   {9, 0, MAINLOOP_WGMMA, true},
+               {9, 0, MAINLOOP_MMA_SYNC, false},  {10, 0, MAINLOOP_MMA_SYNC, false},
+               {10, 3, MAINLOOP_MMA_SYNC, false}, {11, 0, MAINLOOP_MMA_SYNC, false},
+               {12, 0, MAINLOOP_MMA_SYNC, true},  {12, 1, MAINLOOP_MMA_SYNC, true}};
+  for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+    const Gpu card = {
+        .major = cards[i].major, .minor = cards[i].minor, .mainloop = cards[i].mainloop};
+    if (gpu_fuses(&card) != cards[i].fuses) fail_msg("%d.%d", card.major, card.minor);
+  }
 }
 
 TEST(matrices_of_one_smaller_side_share_launches) {
