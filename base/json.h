@@ -54,16 +54,16 @@ bool json_take(JsonScan *s, char c);
 bool json_take_string(JsonScan *s, Span *string);
 // Skips a value, which stays as it is.
 bool json_skip(JsonScan *s);
-// Goes to the next value of an object, behind its key, or of a list. close: '}' or ']'; begun: false
-// behind the opening bracket. False, and no problem: it ended.
+// Goes to the next value of an object, behind its key, or of a list. close: '}' or ']'; begun:
+// false behind the opening bracket. False, and no problem: it ended.
 bool json_next(JsonScan *s, char close, bool *begun, Span *key);
 
 typedef struct JsonMember {
   JsonScan value; // scans it alone; `at` is NULL where the key is not there
   Span string;    // where it is a string, which is unescaped already
 } JsonMember;
-// Reads a value: members[i] is the one with the key names[i]. Other keys, and what is no object, are
-// skipped. One of these keys twice is a problem.
+// Reads a value: members[i] is the one with the key names[i]. Other keys, and what is no object,
+// are skipped. One of these keys twice is a problem.
 bool json_members(JsonScan *s, const char *const *names, int count, JsonMember *members);
 // True where text[bytes] begins as JSON does: an object with a key, or a list of such objects.
 bool json_begins(const char *text, size_t bytes);

@@ -71,8 +71,8 @@ static void put_number(Text *out, Span number) {
   }
 }
 
-// ---- Values. The hashes of the keys of all objects that are open, one after the other, tell whether
-// an object has a key twice
+// ---- Values. The hashes of the keys of all objects that are open, one after the other, tell
+// whether an object has a key twice
 
 static int compare(const void *a, const void *b) {
   const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;

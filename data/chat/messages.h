@@ -31,9 +31,9 @@ void conversation_add(Conversation *conversation, Message message);
 void conversation_free(Conversation *conversation);
 
 // line[bytes] must be a JSON object. Its "messages" must be a list of objects, of which at least
-// one counts; the sentence is about the line. Reads a message's role, content, tool_calls and weight, and ignores all other keys,
-// and keys whose value is null. Accepts any content: the template decides what it can write.
-// Unescapes in place, so the line is spoilt. The messages replace the earlier ones, and are valid
-// as long as the line, until the next call. In content "\u0000" is a NUL, and half of a surrogate
-// pair becomes U+FFFD.
+// one counts; the sentence is about the line. Reads a message's role, content, tool_calls and
+// weight, and ignores all other keys, and keys whose value is null. Accepts any content: the
+// template decides what it can write. Unescapes in place, so the line is spoilt. The messages
+// replace the earlier ones, and are valid as long as the line, until the next call. In content
+// "\u0000" is a NUL, and half of a surrogate pair becomes U+FFFD.
 int conversation_parse(Conversation *conversation, char *line, size_t bytes, Error *err);

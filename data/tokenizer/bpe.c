@@ -211,7 +211,8 @@ static int32_t merge_short(const Merges *merges, int32_t *ids, int32_t count) {
   }
 }
 
-// The merge of the ids at `left` and `right`, if there is one, waits: that of the lowest rank is next.
+// The merge of the ids at `left` and `right`, if there is one, waits: that of the lowest rank is
+// next.
 static void push_merge(Heap *heap, const Merges *merges, const int32_t *ids, int32_t left,
                        int32_t right) {
   const Merge *merge = merges_find(merges, ids[left], ids[right]);

@@ -259,9 +259,9 @@ static int encode_pre_token(void *to, const char *text, size_t bytes, Error *err
 
 static int encode_part(Encoder *e, bool normal, Piece piece, size_t from, size_t to, Error *err);
 
-// Finds the added tokens of a piece; the text between them is encoded. normal: it is normalized. The
-// white space before `done` and after `limit` belongs to special tokens beside the piece, but added
-// tokens are found in it all the same, as in the Python package.
+// Finds the added tokens of a piece; the text between them is encoded. normal: it is normalized.
+// The white space before `done` and after `limit` belongs to special tokens beside the piece, but
+// added tokens are found in it all the same, as in the Python package.
 static int find_added(Encoder *e, bool normal, Piece piece, size_t done, size_t limit, Error *err) {
   const AddedTokens *added = normal ? &e->tokenizer->normalized : &e->tokenizer->raw;
   const char *const text = piece.text;

@@ -25,8 +25,8 @@ int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, 
 int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
                          Error *err);
 
-// A component is an object with a "type" and fields, or a Sequence of such. Where one is wrong there
-// is a sentence in err, which is empty before.
+// A component is an object with a "type" and fields, or a Sequence of such. Where one is wrong
+// there is a sentence in err, which is empty before.
 // Reads one component that is no Sequence. `into` is the caller's.
 typedef void ComponentReader(void *into, const cJSON *component, const char *type, Error *err);
 
@@ -37,7 +37,8 @@ typedef void ComponentReader(void *into, const cJSON *component, const char *typ
 int component_read(const cJSON *component, const char *what, const char *list,
                    ComponentReader *read, void *into, Error *err);
 
-// The sentence for one that is not known, or known and not supported as it is. An earlier one stays.
+// The sentence for one that is not known, or known and not supported as it is. An earlier one
+// stays.
 void component_refused(const cJSON *component, Error *err);
 
 // Fields, or `missing`. The string, which must be there, belongs to the component; "" where it is

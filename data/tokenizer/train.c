@@ -112,8 +112,8 @@ static void words_drop_rare(WordTable *t, int64_t least) {
   words_fill_slots(t, t->slot_count);
 }
 
-// ---- The trainer: it counts the words, and then it merges pairs of neighbouring tokens, always the
-// one that is the most frequent in all words
+// ---- The trainer: it counts the words, and then it merges pairs of neighbouring tokens, always
+// the one that is the most frequent in all words
 
 // Bytes that a thread matches at once. A pattern may walk over a run of spaces and back, so one
 // without an end would come to PCRE2's limits.
@@ -221,7 +221,8 @@ void bpe_trainer_close(BpeTrainer *t) {
   free(t);
 }
 
-// ---- Counting words: the matches of the pattern, the text between them, and bytes that are not UTF-8
+// ---- Counting words: the matches of the pattern, the text between them, and bytes that are not
+// UTF-8
 
 static int count_word(void *counter, const char *word, size_t length, Error *err) {
   Counter *c = counter;

@@ -14,8 +14,8 @@ extern "C" {
 // ---- Checking. While things are set up a failure is reported as an Error (the _TRY forms, which
 // return -1 from the function they stand in). Inside a step no caller can recover: the GPU's state
 // is lost, so the _CHECK forms print one sentence and end the program. Checkpoints are whole at any
-// moment, also in a save. cublaslt.h has these forms for cuBLASLt, whose header has 18,000 lines that
-// no kernel's file should have to read.
+// moment, also in a save. cublaslt.h has these forms for cuBLASLt, whose header has 18,000 lines
+// that no kernel's file should have to read.
 
 static inline void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
   if (status == cudaSuccess) return;

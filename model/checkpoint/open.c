@@ -1,5 +1,5 @@
-// Whether a checkpoint is complete, by the names of files alone; and opening and checking one, or any
-// folder of weights.
+// Whether a checkpoint is complete, by the names of files alone; and opening and checking one, or
+// any folder of weights.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -38,8 +38,8 @@ static int check_fixed(KeyReader *r, const cJSON *object, const cJSON *item) {
   return 0;
 }
 
-// A config.json may have a key in two places: rope_theta outside and inside of rope_parameters, type
-// and rope_type, rope_scaling and rope_parameters. Then both have the same value.
+// A config.json may have a key in two places: rope_theta outside and inside of rope_parameters,
+// type and rope_type, rope_scaling and rope_parameters. Then both have the same value.
 static int set_once(KeyReader *r, const char *name, const cJSON *value) {
   const Key *key = key_find(name);
   const Config before = *r->config;

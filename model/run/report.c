@@ -37,9 +37,9 @@ static void check_threads(const Config *c) {
            set ? "as backend.threads asks" : asked.why, usable, usable == 1 ? "" : "s", usable);
 }
 
-// Trained weights take lower rates and fewer tokens. A trial of a few steps is no training. The usual
-// rate is configs/RECIPE.md's: 1e-3 at a width of 768, in inverse proportion to the width, but no
-// more for narrow models than they bear.
+// Trained weights take lower rates and fewer tokens. A trial of a few steps is no training. The
+// usual rate is configs/RECIPE.md's: 1e-3 at a width of 768, in inverse proportion to the width,
+// but no more for narrow models than they bear.
 static void check_training(const Config *c) {
   enum { TRIAL = 100, USUAL = 20 }; // steps; tokens for each parameter
   const long long steps = c->train.steps, width = c->model.hidden_size,

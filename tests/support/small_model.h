@@ -4,7 +4,8 @@
 #include "model/llama.h"
 #include "model/tensors.h"
 
-// The CPU backend, and a model on it, whose weights are for the caller to draw. The test holds them.
+// The CPU backend, and a model on it, whose weights are for the caller to draw. The test holds
+// them.
 Backend *cpu_backend(Spec spec);
 Llama *cpu_llama(const ModelConfig *model, Spec asked);
 

@@ -88,7 +88,7 @@ TEST(files_and_vocabulary_must_be_the_tokenizers) {
       {0, 0, "", "", 300, NULL, {NULL}},
       {bytes, 0, "", "", 258, "bytes", {NULL}},
       {bytes, bytes, "", "", 258 + SPARE_TOKENS, "bytes", {NULL}},
-      {bytes, bytes, "", "", 259 + SPARE_TOKENS, "", {"is 1283", "'bytes' has 258", "data.tokenizer"}},
+      {bytes, bytes, "", "", 259 + SPARE_TOKENS, "", {"is 1283", "'bytes' has 258", ".tokenizer"}},
       {bytes, bytes, "", "", 32000, "", {"model.vocab_size is 32000", "'bytes' has 258 tokens"}},
       {bytes, bytes, "bytes", "", 32000, "bytes", {NULL}},
       {0, 0, "bytes", "", 32000, "bytes", {NULL}},
