@@ -2,7 +2,8 @@
 
 # Of the GPU backends these files need no CUDA: every flavour has them, and CPU tests try them.
 CUDA_FREE := $(patsubst %,kernels/cuda/%.c,attention_graph choices cudnn) kernels/fused/tiles.c
-LIBRARY := $(wildcard $(addsuffix /*.c,base data data/* data/*/* model model/* kernels kernels/cpu))
+LIBRARY := base data data/* data/*/* model model/* model/*/* kernels kernels/cpu
+LIBRARY := $(wildcard $(LIBRARY:=/*.c))
 LIBRARY := $(filter-out %/prepare.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
 
 # The stem of these rules is the flavour. coda.a is the library without a GPU. The linker takes

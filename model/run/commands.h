@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "data/tokenizer/tokenizer.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 #include "model/config/config.h"
 #include "model/generate.h"
 #include "model/run/backend.h"

@@ -40,7 +40,7 @@
 #include "base/json.h"
 #include "base/os.h"
 #include "data/loader.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 #include "model/tensors.h"
 
 typedef struct Run Run; // model/run/run.h

@@ -2,8 +2,8 @@
 #pragma once
 #include <signal.h>
 #include "data/loader.h"
-#include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/lock.h"
+#include "model/run/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/lock.h"
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"

@@ -32,9 +32,9 @@ model/config           | base
 model                  | model/config data/batch.h kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
-model/checkpoint       | model model/config data data/batch.h data/mixture.h data/model_folder.h data/tokenizer data/chat base
-model/run              | model/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tokenizer kernels base
-train.c                | model/run model/checkpoint model model/config data base
+model/run/checkpoint   | model model/config data data/batch.h data/mixture.h data/model_folder.h data/tokenizer data/chat base
+model/run              | model/run/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tokenizer kernels base
+train.c                | model/run model/run/checkpoint model model/config data base
 train.c                | data/tokenizer
 '
 
@@ -166,8 +166,8 @@ planted model/planted.c '"base/os.h"'
 planted model/planted.c '"base/file.h"'
 planted model/planted.c '<signal.h>'
 planted model/planted.c '<time.h>'
-planted model/checkpoint/planted.c '"model/run/log.h"'
-planted model/checkpoint/planted.c '"kernels/ops.h"'
+planted model/run/checkpoint/planted.c '"model/run/log.h"'
+planted model/run/checkpoint/planted.c '"kernels/ops.h"'
 planted model/run/planted.c '"kernels/cuda/trace.h"'
 planted train.c '"kernels/ops.h"'
 planted train.c '"kernels/fused/fused.h"'

@@ -3,7 +3,7 @@
 #undef NDEBUG
 #include <assert.h>
 
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/fuzz/folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);

@@ -7,7 +7,7 @@
 #include <assert.h>
 
 #include "base/memory.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/fuzz/folder.h"
 #include "tests/support/shapes.h"
 

@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <math.h>
 
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/fuzz/folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "base/rng.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/support/data_test.h"
 #include "tests/support/shapes.h"
 #include "tests/support/test.h"

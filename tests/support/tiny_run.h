@@ -1,6 +1,6 @@
 // A LLaMA of a few hundred weights on the CPU backend, with values by number, for tests of files.
 #pragma once
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 #include "model/config/config.h"
 #include "model/generate.h"
 #include "model/llama.h"

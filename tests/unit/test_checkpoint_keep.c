@@ -3,7 +3,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 

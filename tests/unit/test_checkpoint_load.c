@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "data/safetensors.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "model/tensors.h"
 #include "tests/support/safe_values.h"
 #include "tests/support/test.h"

@@ -242,8 +242,7 @@ TEST(only_keys_that_shape_the_run_must_be_equal_on_resume) {
   char *both[] = {"train.seed=11", "data.train=u.bin", "train.steps=11", "train.resume=auto"};
   const Config now = parse_with(MINIMAL, 4, both);
   assert_int_equal(config_compare(&saved, &now, &err), -1);
-  expect_words(
-      &err, (const char *const[]){"train.seed 1337 -> 11", "resume_allow_changes", NULL});
+  expect_words(&err, (const char *const[]){"train.seed 1337 -> 11", "resume_allow_changes", NULL});
   assert_null(strstr(err.text, "data.train")); // the tokens are compared, not their path
   char *changes = held(config_changes(&saved, &now));
   assert_string_equal(changes, "data.train \"t.bin\" -> \"u.bin\", train.steps 10 -> 11, "

@@ -5,7 +5,7 @@
 #include <xxhash.h>
 
 #include "base/rng.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 

@@ -292,8 +292,7 @@ TEST_WITH(a_link_in_the_place_of_the_folder, make_folder, NULL) {
   assert_true(has(path.text, ".tmp")); // the link, which somebody made
   remove_all(path.text);
   assert_int_equal(symlink("nowhere", path.text), 0);
-  expect_error(write_version(false, path.text, DURING, &err), &err,
-               "that is not there: remove it");
+  expect_error(write_version(false, path.text, DURING, &err), &err, "that is not there: remove it");
   remove_all(path.text);
 }
 

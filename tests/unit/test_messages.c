@@ -4,8 +4,8 @@
 #include "data/mixture.h"
 #include "data/prepare/corpus.h"
 #include "data/safetensors.h"
-#include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/files.h"
 #include "tests/support/config_test.h"
 #include "tests/support/test.h"
 

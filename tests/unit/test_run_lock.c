@@ -2,7 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "model/checkpoint/lock.h"
+#include "model/run/checkpoint/lock.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"

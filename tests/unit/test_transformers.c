@@ -5,7 +5,7 @@
 //
 // With COMPARE_DIR set it writes instead: per fixture a checkpoint of the trained model and its
 // logits, for scripts/check_transformers.py to load into transformers.
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 #include "data/safetensors.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/test.h"

@@ -1,4 +1,4 @@
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 
 #include "base/folder.h"
 #include "base/memory.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 #include "model/tensors.h"
 
 #define SHARD_BYTES UINT64_C(5000000000) // as transformers does

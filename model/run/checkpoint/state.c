@@ -13,7 +13,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 
 enum { STATE_VERSION = 2, STATE_MAX_BYTES = 1 << 16 };
 

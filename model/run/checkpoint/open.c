@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 
 // It has none in safetensors: names the weights that are there.
 static int no_weights(const char *folder, Error *err) {

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 
 enum { INDEX_MAX_BYTES = 16 << 20, MOST_SHARDS = 4096 }; // the largest models' have 10 MB and 200
 

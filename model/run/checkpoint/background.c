@@ -1,5 +1,5 @@
 #define _GNU_SOURCE // MAP_ANONYMOUS, madvise and its advice
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 
 #include <assert.h>
 #include <errno.h>

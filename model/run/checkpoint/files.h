@@ -1,11 +1,11 @@
-// The files of a run's folder. Internal to model/checkpoint: the rest of the program sees
+// The files of a run's folder. Internal to model/run/checkpoint: the rest of the program sees
 // checkpoint.h.
 #pragma once
 #include <cjson/cJSON.h>
 #include "base/json.h"
 #include "data/model_folder.h"
 #include "data/safetensors.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 #include "model/tensors.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"

@@ -1,4 +1,4 @@
-#include "model/checkpoint/checkpoint.h"
+#include "model/run/checkpoint/checkpoint.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "data/chat/render.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 
 #define GENERATION_FILE "generation_config.json"
 

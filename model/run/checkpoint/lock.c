@@ -1,5 +1,5 @@
 #define _GNU_SOURCE // gethostname beside flock
-#include "model/checkpoint/lock.h"
+#include "model/run/checkpoint/lock.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/os.h"
-#include "model/checkpoint/files.h"
+#include "model/run/checkpoint/files.h"
 
 // Whether one of [count] values is not finite or (unsigned_) below 0.
 static bool bad_f32(const unsigned char *at, size_t count, bool unsigned_) {
