@@ -18,24 +18,24 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
   static __host__ __device__ constexpr int width(int i) {
     return i == 0 ? FIRST : SECOND;
   }
-  // In the step's slot, in bytes for each of its rows, as BYTES is.
+  // Where chunk i begins in the step's slot: bytes for each of the slot's rows.
   static __host__ __device__ constexpr int offset(int i) {
     return i == 0 ? 0 : FIRST * 2;
   }
-  static constexpr int BYTES = (FIRST + SECOND) * 2;
+  static constexpr int ROW_BYTES = (FIRST + SECOND) * 2;
 };
 
 // The FP8 copies of a step's result, 64 of its columns, 32 or 0: by rows [rows, WIDTH], and by
-// columns [WIDTH, rows] from BY_COL on. They follow the stored chunks. Where they overlap loads,
-// warps store over values that other warps load: `loads_done` separates the two.
+// columns [WIDTH, rows], BY_COL bytes a row on. They follow the stored chunks. Where they overlap
+// loads, warps store over values that other warps load: `loads_done` separates the two.
 template <int WIDTH_ = 0> struct CopyChunks {
-  static constexpr int WIDTH = WIDTH_, BY_COL = WIDTH, BYTES = 2 * BY_COL; // for each row
+  static constexpr int WIDTH = WIDTH_, BY_COL = WIDTH, ROW_BYTES = 2 * BY_COL;
   // The address of 16 bytes of a row's copy, as CU_TENSOR_MAP_SWIZZLE_64B and _32B place them.
   static DEVICE uint32_t row_unit(uint32_t copies, int row, int unit) {
     const int swizzle = WIDTH == 64 ? (row >> 1) & 3 : (row >> 2) & 1;
     return copies + row * WIDTH + ((unit ^ swizzle) << 4);
   }
-  // Of those of 16 rows of a column's, of ROWS in all.
+  // The address of 16 bytes of a column's copy: rows 16 unit to 16 unit + 15 of the slot's ROWS.
   template <int ROWS> static DEVICE uint32_t column_unit(uint32_t copies, int column, int unit) {
     return copies + BY_COL * ROWS + column * ROWS +
            ((unit ^ ((column >> 1) & (ROWS / 16 - 1))) << 4);
@@ -60,7 +60,7 @@ static DEVICE int chunk_unit(int width, int row, int unit) {
 // two of its rows, 0 and 1.
 struct RowBlock {
   const ProgramArgs &args;
-  int thread; // 0 .. 127, or 31
+  int thread; // 0 .. 127 of a warpgroup, 0 .. 31 of a warp
   int first_row, column_tile, column_tiles;
   int64_t M, N;
   int matrix; // of a batch
@@ -434,10 +434,10 @@ template <class In = Bf16> struct ProgramDefaults {
 template <class Program>
 constexpr bool takes_all_memory = Program::Stores::COUNT > 0 && Program::Copies::WIDTH == 64;
 
-// Bytes of a step's slot for each of its rows: loads, which results overwrite.
-template <class Program> constexpr int slot_bytes() {
-  constexpr int STORED = Program::Stores::BYTES + Program::Copies::BYTES;
-  return Program::Loads::BYTES > STORED ? Program::Loads::BYTES : STORED;
+// Bytes of a step's slot for each of its rows. Results overwrite loads there.
+template <class Program> constexpr int slot_row_bytes() {
+  constexpr int STORED = Program::Stores::ROW_BYTES + Program::Copies::ROW_BYTES;
+  return Program::Loads::ROW_BYTES > STORED ? Program::Loads::ROW_BYTES : STORED;
 }
 
 // Elements of K in one stage of A and B.
@@ -539,7 +539,7 @@ template <class Program, int ROWS = 64> struct Step {
         __byte_perm(words[2], words[3], 0x5140), __byte_perm(words[2], words[3], 0x7362)};
     const int lane = block.thread & 31, warp = block.thread >> 5;
     const int row = warp * 16 + (lane & 15), unit = first / 16 + (lane >> 4);
-    const uint32_t copies = slot + ROWS * Program::Stores::BYTES;
+    const uint32_t copies = slot + ROWS * Program::Stores::ROW_BYTES;
     store_matrices(Copies::row_unit(copies, row, unit), words);
     store_matrices_across(Copies::template column_unit<ROWS>(copies, first + lane, warp), across);
   }

@@ -57,7 +57,7 @@ struct Tile {
 // Shared memory, at a multiple of 1024: the stages, both consumers' slots, the row values of
 // two tiles, the barriers.
 template <class T, class Program> struct Shared {
-  static constexpr int SLOT_BYTES = 64 * slot_bytes<Program>();
+  static constexpr int SLOT_BYTES = 64 * slot_row_bytes<Program>();
   static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
 
   // Aligned memory needs no padding, so that a second slot fits; but it costs a register, which
@@ -390,7 +390,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     if constexpr (Loads::COUNT == 0) {
       mbarrier_arrive(ready);
     } else {
-      mbarrier_expect(ready, 64 * Loads::BYTES);
+      mbarrier_expect(ready, 64 * Loads::ROW_BYTES);
 #pragma unroll
       for (int i = 0; i < Loads::COUNT; i++) {
         int row = steps.step_row(),
@@ -407,7 +407,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   DEVICE void store_copies(uint32_t slot, const Steps<T, Program> &step,
                            const EpilogueOperands &operands) const {
     const int row = step.step_row(), column = step.step_column() * Copies::WIDTH / Program::COLUMNS;
-    const uint32_t copies = slot + 64 * Stores::BYTES;
+    const uint32_t copies = slot + 64 * Stores::ROW_BYTES;
     if (operands.copied[0]) tensor_store<false>(&operands.copies[0], copies, column, row, 0);
     if (operands.copied[1])
       tensor_store<false>(&operands.copies[1], copies + 64 * Copies::BY_COL, row, column, 0);

@@ -197,7 +197,7 @@ template <class Program> struct SyncShared {
   static constexpr bool GROUP_OF_TWO = Program::GROUP > SyncTile::WARP;
   static constexpr int ROW_VALUES =
       (Program::RowValues::COUNT + (GROUP_OF_TWO ? 2 : 0)) * SyncTile::ROWS * 4;
-  static constexpr int SLOT_BYTES = SyncTile::SLAB * slot_bytes<Program>();
+  static constexpr int SLOT_BYTES = SyncTile::SLAB * slot_row_bytes<Program>();
   static constexpr int WARPS = SyncTile::THREADS / 32;
   static constexpr int FITTING =
       (SyncTile::STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (WARPS * SLOT_BYTES);
@@ -277,7 +277,8 @@ template <class Program> struct SyncEpilogue {
       units<Stores>(i, slot, call.stores[i], step_row(step), step_column(step, Stores::width(i)),
                     store_unit);
     if constexpr (Copies::WIDTH > 0)
-      store_copies(step_row(step), step_column(step, Copies::WIDTH), slot + SLAB * Stores::BYTES);
+      store_copies(step_row(step), step_column(step, Copies::WIDTH),
+                   slot + SLAB * Stores::ROW_BYTES);
   }
   // A copy's row is 16 bytes for every 16 columns, a column's copy 16 bytes for the slab.
   DEVICE void store_copies(int first_row, int first_column, uint32_t copies) const {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A 64-bit Arm host: the programs and some unit tests, cross-compiled and run by qemu. Token files are
-# the same as here, losses the same within rounding, and a run begun there goes on here. Arm's
+# the same as here, losses the same within rounding, and a run that began there continues here. Arm's
 # libraries are unpacked into a folder of this test, and not installed.
 # TEST_SECONDS=1800
 # shellcheck source=tests/support/lib.sh
