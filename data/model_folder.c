@@ -143,7 +143,8 @@ static bool ends_with_own(const char *text, size_t bytes, const cJSON *own) {
          strcmp(hex_text(checksum_of(text, bytes - length)).text, own->valuestring) == 0;
 }
 
-int sums_read(FileSums *sums, const char *folder, Error *err) {
+// None where there is no checksums.json. sums_free afterwards, also after an error.
+static int sums_read(FileSums *sums, const char *folder, Error *err) {
   const PathText path = path_text("%s/" CHECKSUMS_FILE, folder);
   char *text;
   size_t bytes;
@@ -171,7 +172,9 @@ int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_
                    (unsigned long long)saved->bytes, hex_text(saved->checksum).text);
 }
 
-int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error *err) {
+// Reads and compares every file that they name, but for files of tensors. whole: also run.json and
+// state.json.
+static int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error *err) {
   for (int i = 0; i < sums->count; i++) {
     const FileSum *sum = &sums->files[i];
     const PathText path = path_text("%s/%s", folder, sum->name);

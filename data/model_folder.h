@@ -37,8 +37,6 @@ void sums_add(FileSums *sums, const char *name, uint64_t bytes, uint64_t checksu
 // Writes them, adding the folder's files that are not in them yet. Token files and names
 // that begin with a dot are left out.
 int sums_write(FileSums *sums, const char *folder, Error *err);
-// None where there is no checksums.json. sums_free afterwards, also after an error.
-int sums_read(FileSums *sums, const char *folder, Error *err);
 void sums_free(FileSums *sums); // zeros are fine
 // NULL where they do not name the file.
 const FileSum *sums_find(const FileSums *sums, const char *name);
@@ -46,9 +44,6 @@ const FileSum *sums_find(const FileSums *sums, const char *name);
 // sentence.
 int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_t checksum,
                  Error *err);
-// Reads and compares every file that they name, but for files of tensors. whole: also run.json and
-// state.json.
-int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error *err);
 
 // ---- The folder that a user names
 
@@ -57,12 +52,12 @@ int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error
 typedef int (*FolderRead)(void *context, const char *folder, const FileSums *sums, Error *err);
 
 // Calls `read` with the folder that `named` stands for, once its small files were compared with its
-// checksums.json (sums_check_small has `whole`). A folder with weights stands for itself, and so
-// does one without checkpoints.
-//  A folder that does not serve is an error. Of a run's checkpoints the first that serves is taken,
-// in the order of run_checkpoints; a line on standard error names each that was passed over, and
-// why; none left is an error. A folder that a training run removes or replaces meanwhile is looked
-// for again, so `read` may be called more than once.
+// checksums.json; whole: run.json and state.json, too. A folder with weights stands for itself, and
+// so does one without checkpoints. A folder that does not serve is an error.
+// A run stands for the first of its checkpoints that serves, in the order of run_checkpoints. A line
+// on standard error names each that was passed over, and why; none left is an error. If a training
+// run removes or replaces the folder meanwhile, it is looked for again: `read` may be called more
+// than once.
 int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err);
 // The same of a run's folder. 1 where it has no checkpoint, or is not there.
 int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *context, Error *err);

@@ -114,8 +114,10 @@ static const AddedToken *longest(const AddedTokens *added, const char *text, siz
   return best;
 }
 
-const AddedToken *added_next(const AddedTokens *added, const char *text, size_t bytes, size_t at,
-                             size_t *begin, size_t *end) {
+// The next one that begins in text[bytes] at or after `at`, and its bounds: the leftmost, and of
+// these the longest. NULL: there is none.
+static const AddedToken *added_next(const AddedTokens *added, const char *text, size_t bytes,
+                                    size_t at, size_t *begin, size_t *end) {
   if (added->count == 0) return NULL;
   for (size_t i = at; i < bytes; i++) {
     const unsigned char c = (unsigned char)text[i];

@@ -28,11 +28,6 @@ int added_read(AddedTokens *raw, AddedTokens *normalized, const cJSON *list, boo
                const Steps *normalizer, Vocabulary *vocabulary, Error *err);
 void added_close(AddedTokens *added);
 
-// The next one that begins in text[bytes] at or after `at`, and its bounds: the leftmost, and of
-// these the longest. NULL: there is none.
-const AddedToken *added_next(const AddedTokens *added, const char *text, size_t bytes, size_t at,
-                             size_t *begin, size_t *end);
-
 // ---- The tokenizer
 
 struct Tokenizer {
