@@ -40,6 +40,7 @@ static const char usage[] =
     "  Documents are cut into pieces of N tokens: each but their first is predicted once.\n"
     "Options of --bench, which needs no data:\n"
     "  --op NAME (one operation alone)  --seconds S (8; with --op: 3)\n"
+    "--plan takes gpu=\"RTX 3060\", or a memory as gpu=12GB, for a card that is not here.\n"
     "\n"
     "Ctrl-C finishes the step, saves and ends; train.resume=auto resumes from there.\n"
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";

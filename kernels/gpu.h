@@ -8,9 +8,10 @@
 extern "C" {
 #endif
 
-// Dense FLOP/s with sums in fp32; 0: not known.
+// By its data sheet; 0: not known.
 typedef struct GpuRates {
-  double bf16, fp8;
+  double bf16, fp8; // dense FLOP/s with sums in fp32
+  double memory;    // bytes/s
 } GpuRates;
 
 typedef struct Gpu {
@@ -30,7 +31,7 @@ typedef struct Gpu {
   size_t used_before;  // and in use when it was opened: the context, other programs
   size_t l2_bytes;
   int driver, runtime; // CUDA versions, 13000 = 13.0
-  GpuRates rates;      // by its data sheet
+  GpuRates rates;
   // While it is open
   struct CUstream_st *stream;   // a cudaStream_t: all work of a step runs on it, in order
   struct CublasLt *lt;          // cuBLASLt's functions
@@ -44,6 +45,16 @@ typedef struct Gpu {
 // unless CUDA_VISIBLE_DEVICES chooses. -1 and the missing part in err where there is none.
 // Allocates no memory on the GPU but the driver's own.
 int gpu_find(Gpu *gpu, Error *err);
+
+// What a data sheet says of the card with this name, compute capability and number of
+// multiprocessors. Nothing is derived from other cards: zeros where there is no data sheet.
+GpuRates gpu_rates(const Gpu *gpu);
+
+// A card that is not in this machine, for plans: "RTX 3060", "a100 80gb", in any order of the words
+// that the driver's name for it has, or a memory alone, "12GB", which says nothing of its speed.
+// GPU_TAKEN_BYTES of its memory are the driver's and a screen's.
+enum { GPU_TAKEN_BYTES = 1 << 30 };
+int gpu_named(Gpu *gpu, const char *text, Error *err);
 
 // cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
 // are not for compute capability 8 and 12. Nobody tried them.

@@ -13,67 +13,6 @@
 // cuBLAS' documentation asks for 32 MiB on Hopper; more changed none of our shapes.
 enum { WORKSPACE_BYTES = 32 << 20 };
 
-// ---- The rates of NVIDIA's data sheets and architecture whitepapers
-
-typedef struct Card {
-  const char *name;                // as the driver gives it, after "NVIDIA "
-  int capability, multiprocessors; // 89: 8.9
-  double bf16, fp8;                // dense TFLOP/s with sums in fp32; 0: it has no FP8
-} Card;
-
-// GeForce cards add up in fp32 at half the rate of fp16, and that half is theirs here. Laptops'
-// chips and weaker editions have names of their own, and so no row.
-static const Card cards[] = {
-    {"A100-SXM4-40GB", 80, 108, 312, 0},
-    {"A100-SXM4-80GB", 80, 108, 312, 0},
-    {"A100-PCIE-40GB", 80, 108, 312, 0},
-    {"A100 80GB PCIe", 80, 108, 312, 0},
-    {"A10", 86, 72, 125, 0},
-    {"A40", 86, 84, 149.7, 0},
-    {"RTX A6000", 86, 84, 154.8, 0},
-    {"GeForce RTX 3070", 86, 46, 40.6, 0},
-    {"GeForce RTX 3070 Ti", 86, 48, 43.5, 0},
-    {"GeForce RTX 3080", 86, 68, 59.5, 0}, // of 10 GB
-    {"GeForce RTX 3080 Ti", 86, 80, 68.2, 0},
-    {"GeForce RTX 3090", 86, 82, 71, 0},
-    {"GeForce RTX 3090 Ti", 86, 84, 80, 0},
-    {"L4", 89, 58, 121, 242},
-    {"L40", 89, 142, 181, 362},
-    {"L40S", 89, 142, 362, 733},
-    {"RTX 6000 Ada Generation", 89, 142, 364.2, 728.5},
-    {"GeForce RTX 4070", 89, 46, 58.3, 116.6},
-    {"GeForce RTX 4070 Ti", 89, 60, 80.2, 160.4},
-    {"GeForce RTX 4080", 89, 76, 97.5, 194.9},
-    {"GeForce RTX 4090", 89, 128, 165.2, 330.3},
-    {"H100 80GB HBM3", 90, 132, 989.4, 1978.9},
-    {"H100 PCIe", 90, 114, 756, 1513},
-    {"H100 NVL", 90, 132, 835.5, 1671},
-    {"GH200 480GB", 90, 132, 989.4, 1978.9},
-    {"H200", 90, 132, 989.4, 1978.9},
-    {"H200 NVL", 90, 132, 835.5, 1671},
-    {"B200", 100, 148, 2250, 4500},
-    {"GeForce RTX 5070", 120, 48, 61.7, 123.5},
-    {"GeForce RTX 5070 Ti", 120, 70, 87.9, 175.8},
-    {"GeForce RTX 5080", 120, 84, 112.6, 225.1},
-    {"GeForce RTX 5090", 120, 170, 209.5, 419},
-    {"RTX PRO 6000 Blackwell Workstation Edition", 120, 188, 503.8, 1007.6},
-    {"RTX PRO 6000 Blackwell Max-Q Workstation Edition", 120, 188, 438.9, 877.9},
-    {"GB10", 121, 48, 62, 124}, // DGX Spark
-};
-
-GpuRates gpu_rates(const Gpu *gpu) {
-  static const char maker[] = "NVIDIA ";
-  const size_t lead = sizeof maker - 1;
-  if (strncmp(gpu->name, maker, lead) != 0) return (GpuRates){0};
-  for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-    const Card *c = &cards[i];
-    if (strcmp(gpu->name + lead, c->name) == 0 && gpu->sm_count == c->multiprocessors &&
-        gpu->major * 10 + gpu->minor == c->capability)
-      return (GpuRates){c->bf16 * 1e12, c->fp8 * 1e12};
-  }
-  return (GpuRates){0};
-}
-
 // ---- The GPU
 
 // Fills in gpu->choice where there are several GPUs. Neighbouring GPUs of one kind are named once.

@@ -65,10 +65,6 @@ void *gpu_alloc_host(size_t bytes);
 // other programs' are counted, too.
 size_t gpu_memory_taken(const Gpu *gpu);
 
-// What a data sheet says of the card with this name, compute capability and number of
-// multiprocessors. Nothing is derived from other cards: zeros where there is no data sheet.
-GpuRates gpu_rates(const Gpu *gpu);
-
 // ---- Timing of the candidates for a plan, and the data that they are timed on
 
 enum { MAX_TIMED_RUNS = 8 };

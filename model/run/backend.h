@@ -1,4 +1,4 @@
-// Which backend a run gets, and whether it fits.
+// Which backend a run gets, whether it fits, and how long a step may take.
 #pragma once
 #include "data/loader.h"
 #include "model/spec.h"
@@ -35,6 +35,11 @@ int plan_check(const Config *config, const Spec *spec, Error *err);
 // Appends to the message which keys would make the run fit into the memory that its spec names, on
 // the device and on the host: each alone, or where none does several together.
 void plan_advise(const Config *config, const Spec *spec, Error *err);
+
+// Milliseconds of an optimizer step by count: the work of its parts over the rates of the card's
+// data sheet, times what H100 and H200 were measured to take. host_bytes: of what is offloaded. NAN
+// where the rates are not known.
+double step_estimate_ms(const Config *config, const Spec *spec, const Gpu *gpu, size_t host_bytes);
 
 // The run's bits depend on this besides the configuration: backend, hardware, libraries and, on a
 // CPU, threads and the instructions that oneDNN uses: "cpu: 2 threads, oneDNN 2.6.3 (AVX2),

@@ -122,6 +122,18 @@ refuses resume_says_what_it_takes "train.resume is 'yes', but it must be \"auto\
 
 # ---- The plan
 says plan_shows_the_resolved_config '"sequence_length": 32' --plan "$config"
+of=configs/llama-110m.json
+says plan_is_for_a_card_that_is_not_here 'RTX 4090, 24 GB has 23.00 GiB free: the run fits' --plan $of gpu=4090
+says plan_estimates_a_step_by_the_data_sheet 'from 165.2 TFLOP/s and 1008 GB/s' --plan $of 'gpu=RTX 4090'
+says plan_takes_a_memory_alone 'a GPU of 24 GB has 23.00 GiB free: the run fits' --plan $of gpu=24GB
+"$TRAIN" --plan $of gpu=8GB >"$folder/said" 2>"$folder/said.err"
+status=$?
+check a_run_that_does_not_fit_such_a_card_ends_with_1 "$(cat "$folder/said" "$folder/said.err")" \
+  test $status.$(grep -c 'does not fit; it would fit with ' "$folder/said").$(grep -c 'a step takes' "$folder/said") = 1.1.0
+refuses no_card_is_called_so "gpu is 'RTX 9999', but it must be a card such as" --plan $of 'gpu=RTX 9999'
+refuses a_card_without_fp8_is_named 'RTX 3090, 24 GB has no FP8; take backend.precision=bf16' --plan $of gpu=3090 \
+  backend.precision=fp8
+refuses a_card_for_a_cpu_is_refused 'but backend.device is "cpu"' --plan $of gpu=3090 backend.device=cpu
 says plan_shows_the_memory '  total' --plan "$config"
 says plan_needs_no_data_and_takes_overrides '"num_hidden_layers": 3' --plan "$config" model.num_hidden_layers=3 \
   data.train=absent.bin
