@@ -15,6 +15,7 @@
 static const char usage[] =
     "usage: train CONFIG.json [section.key=value ...]          train\n"
     "       train --plan CONFIG.json [section.key=value ...]   the resolved config, its memory\n"
+    "       train --fit DATA minutes=N [params=P] [OUT.json]   a config for this machine and time\n"
     "       train --generate DIR [--prompt TEXT] [options]     continue a text, or stdin\n"
     "       train --generate DIR --user TEXT [--system TEXT] [options]   answer a message\n"
     "       train --eval DIR --data FILES [options]            loss, perplexity, bits per byte\n"
@@ -109,10 +110,10 @@ static int command_version(int argc, char **argv, Error *err) {
 static const struct {
   const char *name;
   int (*run)(int argc, char **argv, Error *err);
-} commands[] = {{"--plan", plan_command},     {"--generate", generate_command},
-                {"--eval", eval_command},     {"--bench", bench_command},
-                {"--doctor", doctor_command}, {"--help-config", command_keys},
-                {"--help", command_help},     {"--version", command_version}};
+} commands[] = {
+    {"--plan", plan_command},        {"--fit", fit_command},     {"--generate", generate_command},
+    {"--eval", eval_command},        {"--bench", bench_command}, {"--doctor", doctor_command},
+    {"--help-config", command_keys}, {"--help", command_help},   {"--version", command_version}};
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 // Its index; -1: no command has this name.

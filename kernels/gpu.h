@@ -56,6 +56,11 @@ GpuRates gpu_rates(const Gpu *gpu);
 enum { GPU_TAKEN_BYTES = 1 << 30 };
 int gpu_named(Gpu *gpu, const char *text, Error *err);
 
+// Whether it multiplies in FP8.
+static inline bool gpu_has_fp8(const Gpu *gpu) {
+  return gpu->major * 10 + gpu->minor >= 89;
+}
+
 // cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
 // are not for compute capability 8 and 12. Nobody tried them.
 static inline bool gpu_attends_documents(const Gpu *gpu) {

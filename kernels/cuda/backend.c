@@ -72,7 +72,7 @@ static ScalingKind *copy_of_scalings(const Spec *spec) {
 static int check_precision(const Cuda *c, Error *err) {
   const Gpu *gpu = &c->gpu;
   if (!c->base.spec.fp8) return 0;
-  if (gpu->major == 8 && gpu->minor < 9)
+  if (!gpu_has_fp8(gpu))
     return error_set(
         err,
         "FP8 needs compute capability 8.9 or later (RTX 40, H100 and newer), and the GPU "

@@ -160,6 +160,9 @@ char *config_json(const Config *config);
 // The same as a value of an object.
 void config_write(JsonWriter *w, const char *name, const Config *config);
 
+// config_json without the keys that have their defaults; of a model without RoPE's scaling.
+char *config_json_short(const Config *config);
+
 // For the start of a run, on four lines at most: the keys that have a default and another value.
 void config_print(const Config *config);
 

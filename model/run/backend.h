@@ -29,6 +29,8 @@ typedef struct PlanLimits {
 } PlanLimits;
 PlanLimits plan_limits(const Config *config, const Hardware *hardware);
 
+bool plan_fits(const Config *config, const Hardware *hardware);
+
 // 0 unless the run does not fit into the host's memory: all of it on a CPU, else what is offloaded.
 // A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const Spec *spec, Error *err);

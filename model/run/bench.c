@@ -433,6 +433,39 @@ static int run_sides(Bench *b, Error *err) {
   return measure(b, BENCH_UNFUSED, BENCH_KINDS, most_ms / 2, err);
 }
 
+static int time_steps(Bench *b, double seconds, double *ms, Error *err) {
+  Side *s = &b->sides[BENCH_FUSED];
+  const double began = now_ms();
+  double counted = now_ms();
+  int64_t first = 0;
+  bool warm = false; // a GPU's clock falls in the first of the time
+  while (s->step < FIRST_STEPS + LEAST_TIMED_STEPS || now_ms() - began < 1e3 * seconds) {
+    if (!warm && s->step >= FIRST_STEPS && now_ms() - began > 1e3 * seconds / 4) {
+      while (s->unread > 0)
+        if (take_result(b, BENCH_FUSED, err) != 0) return -1;
+      warm = true, first = s->step, counted = now_ms();
+    }
+    if (run_step(b, BENCH_FUSED, OBSERVE_NOTHING, false, err) != 0) return -1;
+  }
+  while (s->unread > 0)
+    if (take_result(b, BENCH_FUSED, err) != 0) return -1;
+  *ms = (now_ms() - counted) / (double)(s->step - first);
+  return 0;
+}
+
+int bench_steps(const Config *config, double seconds, double *ms, Error *err) {
+  BenchResult result = {.copy_rate = NAN}; // which is not wanted
+  Bench b = {.config = *config, .result = &result};
+  int status = open_side(&b, BENCH_FUSED, err);
+  if (status == 0) {
+    b.tokens = xmalloc(2 * (size_t)batch_rows(&b.sides[BENCH_FUSED].be->spec) * sizeof *b.tokens);
+    status = time_steps(&b, seconds, ms, err);
+  }
+  close_side(&b.sides[BENCH_FUSED]);
+  free(b.tokens);
+  return status;
+}
+
 int bench_run(int argc, char **argv, BenchResult *result, Error *err) {
   const Spread none = spread_of(NULL, 0);
   Bench b = {.result = result};

@@ -78,5 +78,8 @@ OpRates op_rates(const BenchResult *r, const BenchOp *op);
 const char *bench_kind_name(const BenchResult *r, BenchKind kind);
 void bench_print(const BenchResult *r);
 
+// The mean of a training step in ms, over `seconds` of them after the first ones, on random tokens.
+int bench_steps(const Config *config, double seconds, double *ms, Error *err);
+
 // The words after --bench, which are reordered. Measures, fills in the result, and prints it.
 int bench_run(int argc, char **argv, BenchResult *result, Error *err);

@@ -52,6 +52,9 @@ int eval_command(int argc, char **argv, Error *err);
 // --plan: the resolved configuration, and the memory of the run.
 int plan_command(int argc, char **argv, Error *err);
 
+// --fit: writes a config for this machine, token files and a time.
+int fit_command(int argc, char **argv, Error *err);
+
 // --bench: model/run/bench.h.
 int bench_command(int argc, char **argv, Error *err);
 

@@ -219,6 +219,10 @@ int plan_check(const Config *c, const Spec *spec, Error *err) {
   return status;
 }
 
+bool plan_fits(const Config *c, const Hardware *h) {
+  return fits(&(Search){.config = c, .hardware = h}, c);
+}
+
 // ---- The largest runs that fit
 
 // The i-th length that is tried, ascending. Loss chunks divide it well.
@@ -272,7 +276,7 @@ static int find_hardware(Hardware *h, bool *named, const Config *c, const char *
     return error_set(err, "gpu=%.80s plans for a GPU, but backend.device is \"cpu\"", card);
   if (gpu_named(&h->card, card, err) != 0) return -1;
   h->memory_bytes = h->card.free_bytes;
-  if (c->backend.precision == PRECISION_FP8 && h->card.rates.fp8 == 0 && h->card.rates.bf16 > 0)
+  if (c->backend.precision == PRECISION_FP8 && h->card.sm_count > 0 && !gpu_has_fp8(&h->card))
     return error_set(err, "%s has no FP8; take backend.precision=bf16", h->card.name);
   return 0;
 }

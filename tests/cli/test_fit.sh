@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# --fit writes a config for this machine, a text and a time, and the run that it describes takes that time.
+# shellcheck disable=SC2317 # functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
+prepare_data 4000 # 230k tokens
+out=$folder/mine.json
+
+fit() { # ARGUMENTS...: on $folder/data, into $out; what it says is in $folder/said
+  rm -rf "$out" "$folder/run"
+  "$TRAIN" --fit "$folder/data" "$@" "$out" "output.dir=$folder/run" >"$folder/said" 2>"$folder/said.err" </dev/null
+}
+of() { grep -oE "\"$1\": *[^,}]*" "$out" | head -n 1 | sed 's/.*: *//'; } # KEY: its value in the config
+
+# ---- A run of six seconds
+fit minutes=0.1
+check a_config_is_written "$(cat "$folder/said" "$folder/said.err")" test -s "$out"
+check it_has_the_tokenizers_vocabulary "$(cat "$out")" test "$(of vocab_size)" = 258
+check it_has_both_splits "$(cat "$out")" test "$(of train | tr -d '"').$(of val | tr -d '"')" = "$folder/data.$folder/data"
+check each_choice_has_its_reason "$(cat "$folder/said")" grep -qE '^  optimizer.learning_rate=0.002 +1e-3 x 768 / width' "$folder/said"
+check it_says_what_it_measured "$(cat "$folder/said")" grep -qE '^measured   width [0-9]+: [0-9.]+ ms a step' "$folder/said"
+check an_override_is_in_it "$(cat "$out")" grep -q "\"dir\": \"$folder/run\"" "$out"
+check only_keys_that_are_set_are_in_it "$(cat "$out")" test "$(grep -c 'weight_decay\|"documents"\|rope_scaling' "$out")" = 0
+said=$(sed -nE 's/^time       about ([0-9.]+) s$/\1/p' "$folder/said")
+check the_time_is_the_one_that_was_asked_for "about $said s" awk "BEGIN { exit !($said > 5.5 && $said <= 6.1) }"
+began=${EPOCHREALTIME/[.,]/}
+must "$TRAIN" "$out"
+took=$(((${EPOCHREALTIME/[.,]/} - began) / 1000))
+# On two cores with nothing else to do the run took 0.96 to 1.05 of it; tests run side by side, so this is wide.
+check the_run_takes_about_that_time "$took ms, about $said s" awk "BEGIN { exit !($took > 500 * $said && $took < 2000 * $said) }"
+check it_learns "$(tail -n 3 "$folder/run/log.jsonl")" awk -F'"loss":' '
+  /"kind":"val"/ { split($2, a, ","); if (first == "") first = a[1]; last = a[1] } END { exit !(last < first - 1) }' "$folder/run/log.jsonl"
+"$TRAIN" --plan "$out" >"$folder/said" 2>&1
+check it_is_not_far_from_the_recipe "$(grep '^warning' "$folder/said")" test "$(grep -c '^warning' "$folder/said")" = 0
+
+# ---- The size is the user's, or the time's
+fit minutes=0.05 params=1M
+check a_number_of_parameters_is_kept "$(grep '^run' "$folder/said")" \
+  awk '/^run/ { n = $2; exit !(n ~ /k$/ && n + 0 > 600 || n ~ /M$/ && n + 0 < 1.6) }' "$folder/said"
+fit minutes=600
+check a_short_text_is_read_four_times "$(tail -n 3 "$folder/said")" grep -q '4 times the text$' "$folder/said"
+check and_that_is_less_than_the_time "$(tail -n 3 "$folder/said")" grep -q 'more text would use the rest of the 10 h 00 min$' "$folder/said"
+
+# ---- What cannot be
+refuses nothing_is_overwritten "'$out' is there already" --fit "$folder/data" minutes=1 "$out"
+rm "$out"
+refuses a_time_is_needed 'minutes=N is missing' --fit "$folder/data" "$out"
+refuses data_are_needed 'the token files are missing' --fit minutes=1
+refuses no_time_is_none "'minutes=0' is no time" --fit "$folder/data" minutes=0 "$out"
+refuses a_time_is_a_number "'minutes=soon' is no time" --fit "$folder/data" minutes=soon "$out"
+refuses parameters_are_a_number "'params=1X' is no number of parameters" --fit "$folder/data" minutes=1 params=1X "$out"
+refuses other_words_are_refused "'more' is one word too many" --fit "$folder/data" minutes=1 "$out" more
+refuses files_are_needed "no file matches" --fit "$folder/absent" minutes=1 "$out"
+may_print=1
+refuses a_key_that_is_none_is_refused 'did you mean train.steps?' --fit "$folder/data" minutes=1 "$out" train.step=5
+refuses a_moment_is_too_short 'is too short: one step takes' --fit "$folder/data" minutes=1e-7 "$out"
+exit "$failed"
