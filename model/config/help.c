@@ -32,57 +32,13 @@ int config_check_path(const char *path, Error *err) {
 
 // ---- Keys with other values than their defaults
 
-// Whether the key has a default, and the configuration another value.
-static bool is_set(const Key *key, const Config *config) {
-  Error ignored;
-  Config defaults = {0};
-  KeyReader r = {.config = &defaults, .where = "", .err = &ignored};
-  return key->fallback && strcmp(key->fallback, "null") != 0 &&
-         key_set_json(&r, key, key->fallback) == 0 && !key_equal(key, &defaults, config);
-}
-
-// The keys that are set, those that have no default, and where `but` is not NULL all that differ
-// from it.
-static char *chosen_json(const Config *config, const Config *but) {
-  JsonWriter w = {.indent = 2};
-  const char *section = "";
-  json_open(&w, NULL, '{');
-  for (const Key *key = config_keys; key->name; key++) {
-    if (key->fallback && !is_set(key, config) && !(but && !key_equal(key, but, config))) continue;
-    const size_t length = strcspn(key->name, ".");
-    if (strncmp(section, key->name, length + 1) != 0) {
-      if (section[0]) json_close(&w, '}');
-      json_open(&w, path_text("%.*s", (int)length, key->name).text, '{');
-    }
-    section = key->name;
-    char *value = key_text(key, config);
-    json_raw(&w, key->name + length + 1, value);
-    free(value);
-  }
-  if (section[0]) json_close(&w, '}');
-  json_close(&w, '}');
-  return w.text;
-}
-
-// A key without a default of its own is needed where others give it another value.
-char *config_json_short(const Config *config) {
-  Config derived;
-  Error ignored;
-  char *text = chosen_json(config, NULL);
-  if (config_parse(&derived, "a config", text, 0, NULL, &ignored) == 0) {
-    free(text);
-    text = chosen_json(config, &derived);
-  }
-  return text;
-}
-
 void config_print(const Config *config) {
   enum { INDENT = 10, WIDTH = 105, MOST_LINES = 4 };
   const char *section = "";
   int lines = 1, left_out = 0;
   int column = printf("%-*s", INDENT, "config");
   for (const Key *key = config_keys; key->name; key++) {
-    if (!is_set(key, config)) continue;
+    if (!key_is_set(key, config)) continue;
     char *value = key_text(key, config);
     const char *name = strrchr(key->name, '.') + 1;
     const int length = (int)(name - 1 - key->name); // of the section

@@ -403,6 +403,14 @@ bool key_equal(const Key *key, const Config *a, const Config *b) {
   return memcmp((const char *)a + key->offset, (const char *)b + key->offset, key->size) == 0;
 }
 
+bool key_is_set(const Key *key, const Config *config) {
+  Error ignored;
+  Config defaults = {0};
+  KeyReader r = {.config = &defaults, .where = "", .err = &ignored};
+  return key->fallback && strcmp(key->fallback, "null") != 0 &&
+         key_set_json(&r, key, key->fallback) == 0 && !key_equal(key, &defaults, config);
+}
+
 static void write_value(JsonWriter *w, const char *name, const Key *key, const Config *config) {
   const void *field = (const char *)config + key->offset;
   if (key->type == KEY_BOOL) json_bool(w, name, *(const bool *)field);

@@ -71,6 +71,8 @@ int key_unknown(KeyReader *r, const char *name);
 int keys_fill_defaults(KeyReader *r, bool model_only);
 
 bool key_equal(const Key *key, const Config *a, const Config *b);
+// Whether the key has a default, and the configuration another value.
+bool key_is_set(const Key *key, const Config *config);
 // The value as JSON on one line, in fresh memory.
 char *key_text(const Key *key, const Config *config);
 // "a whole number from 1 to 8"

@@ -332,6 +332,42 @@ char *config_json(const Config *config) {
   return w.text;
 }
 
+// The keys that are set, those that have no default, and where `but` is not NULL all that differ
+// from it.
+static char *chosen_json(const Config *config, const Config *but) {
+  JsonWriter w = {.indent = 2};
+  const char *section = "";
+  json_open(&w, NULL, '{');
+  for (const Key *key = config_keys; key->name; key++) {
+    if (key->fallback && !key_is_set(key, config) && !(but && !key_equal(key, but, config)))
+      continue;
+    const size_t length = strcspn(key->name, ".");
+    if (strncmp(section, key->name, length + 1) != 0) {
+      if (section[0]) json_close(&w, '}');
+      json_open(&w, path_text("%.*s", (int)length, key->name).text, '{');
+    }
+    section = key->name;
+    char *value = key_text(key, config);
+    json_raw(&w, key->name + length + 1, value);
+    free(value);
+  }
+  if (section[0]) json_close(&w, '}');
+  json_close(&w, '}');
+  return w.text;
+}
+
+// A key without a default of its own is needed where others give it another value.
+char *config_json_short(const Config *config) {
+  Config derived;
+  Error ignored;
+  char *text = chosen_json(config, NULL);
+  if (config_parse(&derived, "a config", text, 0, NULL, &ignored) == 0) {
+    free(text);
+    text = chosen_json(config, &derived);
+  }
+  return text;
+}
+
 // "train.steps 40 -> 80, optimizer.eps 1e-08 -> 1e-06", or "", in fresh memory: of the keys that
 // have one of `flags`, or (without) do not have it.
 static char *differences(const Config *saved, const Config *now, unsigned flags, bool without) {
