@@ -178,7 +178,7 @@ int config_compare(const Config *saved, const Config *now, Error *err);
 // Keys of a process, such as train.resume, are left out.
 char *config_changes(const Config *saved, const Config *now);
 
-// For --help-config, prints keys with their defaults, values and meanings, in lines of at most 100
+// For --help-config, prints keys with their defaults, values and meanings, in lines of at most 80
 // columns: the keys whose name begins with `words` ("train.s", or "" for all), else the keys with
 // these words in name or meaning ("warm"), else the key of the nearest name ("lr": learning_rate).
 // -1 and a message if there is none.

@@ -62,9 +62,10 @@ void config_print(const Config *config) {
 
 // ---- --help-config
 
-// Words in lines of at most 100 columns, indented.
+enum { INDENT = 4, WIDTH = 80 };
+
+// Words in lines of at most WIDTH columns, indented.
 static void print_wrapped(const char *text) {
-  enum { INDENT = 4, WIDTH = 100 };
   int column = 0;
   for (; *text; text += strspn(text, " ")) {
     const int length = (int)strcspn(text, " ");
@@ -79,11 +80,16 @@ static void print_wrapped(const char *text) {
 static void print_key(const Key *key) {
   const bool derived = key->fallback && strcmp(key->fallback, "null") == 0,
              quoted = key->fallback && key->fallback[0] == '"';
-  printf("%s", key->name);
-  if (key->fallback && !derived)
-    printf("=%.*s", (int)strlen(key->fallback) - (quoted ? 2 : 0), key->fallback + quoted);
-  printf("%s (%s%s)\n", key->flags & KEY_SHAPES_RUN ? " *" : "",
-         key->fallback ? "" : "required: ", key_allowed(key).text);
+  const char *default_of = key->fallback && !derived ? key->fallback + quoted : NULL;
+  const int name = printf("%s%s%.*s%s", key->name, default_of ? "=" : "",
+                          default_of ? (int)strlen(default_of) - quoted : 0,
+                          default_of ? default_of : "", key->flags & KEY_SHAPES_RUN ? " *" : "");
+  const PathText allowed =
+      path_text("(%s%s)", key->fallback ? "" : "required: ", key_allowed(key).text);
+  if (name + 1 + (int)strlen(allowed.text) > WIDTH)
+    printf("\n%*s%s\n", INDENT, "", allowed.text);
+  else
+    printf(" %s\n", allowed.text);
   print_wrapped(key->meaning);
 }
 
@@ -119,7 +125,7 @@ int config_print_keys(const char *words, Error *err) {
   if (print_found(words, false) == 0 && print_found(words, true) == 0 &&
       (!near || print_found(strrchr(near->name, '.') + 1, true) == 0))
     return key_unknown(&r, words);
-  printf("\nKEY=DEFAULT (values). A run can be resumed only with the same value of a key marked *, "
-         "unless\ntrain.resume_allow_changes is true.\n");
+  printf("\nKEY=DEFAULT (values). A run can be resumed only with the same value of a key\n"
+         "marked *, unless train.resume_allow_changes is true.\n");
   return 0;
 }

@@ -53,7 +53,7 @@ const Key config_keys[] = {
     INTEGER(model, vocab_size, REQUIRED, 2, 16777216, SHAPES,
             "tokens in the vocabulary; 258 for the built-in byte tokenizer"),
     INTEGER(model, max_position_embeddings, "2048", 1, 2147483647, SHAPES,
-            "longest sequence the model is meant for"),
+            "longest sequence the model is meant for: its context"),
     NUMBER(model, rms_norm_eps, "1e-05", 0, 1, SHAPES | KEY_ABOVE_MIN,
            "added to the mean square in RMSNorm"),
     NUMBER(model, rope_theta, "500000", 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
@@ -90,10 +90,13 @@ const Key config_keys[] = {
         "token files' folder"),
     BOOL(data, shuffle, "true", SHAPES, "each epoch takes the windows in a new random order"),
 
-    INTEGER(train, steps, REQUIRED, 1, 99999999, 0, "optimizer steps in all"),
+    INTEGER(train, steps, REQUIRED, 1, 99999999, 0,
+            "optimizer steps in all; the start says how many epochs of the data they are"),
     INTEGER(train, batch_size, "8", 1, 16777216, SHAPES, "sequences in a micro-batch"),
-    INTEGER(train, sequence_length, DERIVED, 1, 16777216, SHAPES,
-            "tokens in a sequence; by default model.max_position_embeddings, at most 4096"),
+    INTEGER(
+        train, sequence_length, DERIVED, 1, 16777216, SHAPES,
+        "tokens in a sequence, the context in training; by default model.max_position_embeddings, "
+        "at most 4096"),
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
     INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
             "pieces in which the logits are made, to save memory; divides batch_size x "
@@ -162,7 +165,8 @@ const Key config_keys[] = {
     NUMBER(optimizer, beta2, "0.95", 0, 1, KEY_BELOW_MAX,
            "AdamW: decay of the gradient's running mean square"),
     NUMBER(optimizer, eps, "1e-08", 0, 1, KEY_ABOVE_MIN, "AdamW: added to the root mean square"),
-    NUMBER(optimizer, weight_decay, "0.1", 0, 100, 0, "weight decay of matrices; norms have none"),
+    NUMBER(optimizer, weight_decay, "0.1", 0, 100, 0,
+           "weight decay of matrices; norms have none; there is no dropout"),
     NUMBER(optimizer, clip_norm, "1", 0, DBL_MAX, 0,
            "largest norm that the whole gradient may have; 0: no clipping"),
 

@@ -22,8 +22,8 @@ says() {
 says help_shows_how_to_call_it 'usage: train CONFIG.json' --help
 says version_names_the_program 'coda.c train ' --version
 says help_config_lists_the_keys 'train.sequence_length' --help-config
-check no_line_of_help_config_is_longer_than_100_columns "$(awk 'length > 100' "$folder/said")" \
-  test -z "$(awk 'length > 100' "$folder/said")"
+check no_line_of_help_config_is_longer_than_80_columns "$(awk 'length > 80' "$folder/said")" \
+  test -z "$(awk 'length > 80' "$folder/said")"
 keys_shown() { sed -nE 's/^([a-z_.]+)(=[^ ]*)?( \*)? \(.*/\1/p' "$folder/said" | tr '\n' ' '; }
 says help_config_shows_a_key 'train.max_minutes=0 (a number, at least 0 and at most 100000000)' --help-config train.max_minutes
 check help_config_shows_nothing_else "$(cat "$folder/said")" test "$(keys_shown)" = 'train.max_minutes '
@@ -39,6 +39,9 @@ shown help_config_finds_a_word_in_names_and_meanings 'model.rms_norm_eps optimiz
 rates='optimizer.schedule optimizer.learning_rate optimizer.min_learning_rate optimizer.warmup_steps optimizer.decay_steps'
 shown help_config_takes_words_as_they_are_written "$rates" 'Learning rate'
 shown help_config_finds_an_abbreviation "$rates" lr
+for word in batch seed context epochs dropout; do
+  says "help_config_finds_$word" "$word" --help-config $word
+done
 refuses help_config_of_no_key_names_the_nearest 'did you mean train.batch_size?' --help-config train.batchsize
 refuses help_config_of_no_word_at_all_names_the_list 'xyzzy is not a key; ./train --help-config lists them' --help-config xyzzy
 for option in --help --version --help-config --doctor; do
