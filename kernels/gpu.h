@@ -61,10 +61,13 @@ static inline bool gpu_has_fp8(const Gpu *gpu) {
   return gpu->major * 10 + gpu->minor >= 89;
 }
 
-// cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
-// are not for compute capability 8 and 12. Nobody tried them.
-static inline bool gpu_attends_documents(const Gpu *gpu) {
-  return gpu->major == 9 || gpu->major == 10;
+// How attention stops at documents' ends: by a bias of the scores where cuDNN 9.19 has no backward
+// of documents with lengths of their own. For compute capability 12 it has none, for 9 alone a
+// deterministic one. For 8 it has one, but cudnn-frontend takes that from 9.18.1 on alone, and only
+// with other statistics than on 9.
+static inline bool gpu_biases_documents(const Gpu *gpu, int64_t d, bool deterministic) {
+  return gpu->major != 9 &&
+         !(gpu->major == 10 && !deterministic && !documents_need_deterministic(d));
 }
 
 // Whether fused kernels are faster: on Hopper by wgmma, and on GPUs where cuBLASLt, too, multiplies

@@ -3,13 +3,14 @@
 #include "kernels/muon_groups.h"
 
 static bool keeps_scores(const Spec *s) {
-  return s->train &&
-         (s->deterministic || (s->usual_documents > 0 && documents_need_deterministic(s->d)));
+  const bool own_lengths = s->usual_documents > 0 && !s->biases_documents;
+  return s->train && (s->deterministic || (own_lengths && documents_need_deterministic(s->d)));
 }
 
 DocumentCalls document_calls(const Spec *s) {
   const int64_t usual = s->usual_documents, longest = (s->longest_document + 127) / 128 * 128;
   if (usual == 0) return (DocumentCalls){0};
+  if (s->biases_documents) return (DocumentCalls){s->batch, s->seq, 1};
   int64_t per_call = usual;
   if (keeps_scores(s)) {
     const int64_t windows = s->max_tokens / longest, most = windows > 1 ? windows : 1;
@@ -33,9 +34,11 @@ void spec_estimate_gpu(Spec *s) {
   s->most_parts.sumsq = s->D / tile + 1;
   s->most_parts.s = s->F / tile + 1;
   s->folds_softmax = false;
-  // Scratch of the SwiGLU's and attention's backward, and two sums of each row of dlogits.
+  // Scratch of the SwiGLU's and attention's backward, the bias of its scores, and two sums of each
+  // row of dlogits.
   s->workspace_bytes = (size_t)s->max_tokens * BF16_BYTES * (size_t)(s->F + 4 * query_width(s)) +
-                       scores_bytes(s) + (size_t)chunk_rows(s) * loss_parts * 2 * FP32_BYTES;
+                       scores_bytes(s) + document_bias_bytes(s) +
+                       (size_t)chunk_rows(s) * loss_parts * 2 * FP32_BYTES;
   s->list_bytes = muon_bytes; // beside which the tables of the parameters are small
   s->granule = 0;
 }

@@ -30,6 +30,7 @@ typedef struct Spec {
   int64_t usual_documents;  // most micro-batches have at most this many; 0: there are none
   int64_t longest_document; // rows
   bool whole_windows;       // some forwards have no documents, such as a validation's
+  bool biases_documents;    // GPU: a bias of the scores of whole windows keeps them apart
 
   // ---- Formats. Their bytes are below.
   size_t real_bytes;           // CPU: of every number; 0: the formats of a GPU
@@ -152,15 +153,19 @@ static inline bool documents_fit(const Spec *s, const int32_t *lengths, int64_t 
 // How a batch of usual_documents is cut into calls of attention. The deterministic backward's
 // workspace holds the scores of a call: per_call H longest^2 bf16 numbers. A call takes at most as
 // many documents as a batch has windows of the longest one's length, and so needs no more workspace
-// than those windows would.
+// than those windows would. With biases_documents one call takes the batch's windows.
 typedef struct DocumentCalls {
-  int64_t per_call; // documents in a call
+  int64_t per_call; // documents in a call, or windows
   int64_t longest;  // rows of the longest, in whole tiles of 128: with 1 row cuDNN's dq is NaN
   int64_t usual;    // calls of a usual batch; 0: there are no documents
 } DocumentCalls;
 DocumentCalls document_calls(const Spec *spec);
-// Whether documents with heads of d need the deterministic backward in any case: cuDNN 9.14 and
-// 9.19 give a wrong dq in the plain form.
+// Bytes of the bias: bf16 [batch, seq, seq].
+static inline size_t document_bias_bytes(const Spec *s) {
+  return s->biases_documents ? (size_t)(batch_rows(s) * s->seq) * BF16_BYTES : 0;
+}
+// Whether documents with heads of d and lengths of their own need the deterministic backward in any
+// case: cuDNN 9.14 and 9.19 give a wrong dq in the plain form.
 static inline bool documents_need_deterministic(int64_t d) {
   return d % 16 != 0;
 }

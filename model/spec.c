@@ -118,6 +118,10 @@ static int64_t choose_loss_chunks(const Config *c, Spec s, size_t memory) {
 Spec spec_resolve(const Config *c, Spec s, const Hardware *hw) {
   s.real_bytes = hw->gpu ? 0 : sizeof(float);
   s.mainloop = hw->card.mainloop;
+  s.biases_documents =
+      hw->gpu && c->data.documents == DOCUMENTS_MASK &&
+      (c->backend.document_attention == DOCUMENT_ATTENTION_BIAS ||
+       gpu_biases_documents(&hw->card, c->model.head_dim, c->backend.deterministic));
   s.memory_bytes = hw->memory_bytes;
   s.host_bytes = hw->gpu ? hw->host_bytes : 0;
   const bool choose = s.loss_chunks == 0;

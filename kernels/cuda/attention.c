@@ -27,6 +27,8 @@ struct Attention {
   int64_t calls;
   Choices choices;
   void *table, *host;     // the documents' table on the GPU, and where the host fills it in
+  void *bias;             // with biases_documents: bf16 [batch, seq, seq], and the table is each
+                          // row's first row (launch_document_bias)
   int64_t document_calls; // calls of attention for the documents that are set; 0: none are set
 };
 
@@ -90,18 +92,21 @@ static void open_choices(Cuda *c) {
   const size_t version = c->attention->cudnn.version;
   char *path =
       c->base.spec.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
-  char *first = xasprintf("coda attention 4 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
+  char *first = xasprintf("coda attention 5 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, version);
   choices_open(&c->attention->choices, path, first);
   free(path);
   free(first);
 }
 
-// Of B sequences of T rows, or of the documents in them.
+// Of B sequences of T rows, or of the documents in them. Nobody tried lengths of their own without
+// padding but on Hopper.
 static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documents) {
   const Spec *o = &c->base.spec;
   AttentionShape s = {.B = B, .T = T, .H = o->H, .KV = o->KV, .d = o->d};
   if (!documents) return s;
+  s.mask = o->biases_documents ? MASK_BIAS : c->gpu.major == 9 ? MASK_NONE : MASK_LENGTHS;
+  if (s.mask == MASK_BIAS) return s;
   const DocumentCalls calls = document_calls(o);
   s.B = calls.per_call;
   s.T = calls.longest;
@@ -109,20 +114,10 @@ static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documen
   return s;
 }
 
-static int check_documents(const Cuda *c, Error *err) {
-  const Gpu *gpu = &c->gpu;
-  if (c->base.spec.usual_documents == 0 || gpu_attends_documents(gpu)) return 0;
-  return error_set(err,
-                   "attention that stops at a document's end runs on GPUs of compute capability 9 "
-                   "and 10 alone, and the GPU (%s) has %d.%d: take data.documents=join, or "
-                   "backend.device=cpu",
-                   gpu->name, gpu->major, gpu->minor);
-}
-
 static int64_t calls_for(const Cuda *c, int64_t documents) {
   const DocumentCalls calls = document_calls(&c->base.spec);
   const int64_t needed = (documents + calls.per_call - 1) / calls.per_call;
-  return needed > calls.usual ? needed : calls.usual;
+  return needed > calls.usual && !c->base.spec.biases_documents ? needed : calls.usual;
 }
 
 static void set_document_calls(Cuda *c, int64_t calls) {
@@ -132,11 +127,16 @@ static void set_document_calls(Cuda *c, int64_t calls) {
 
 // Worst case: every row is a document.
 static int make_table(Cuda *c, Error *err) {
-  if (c->base.spec.usual_documents == 0) return 0;
-  const int64_t per_call = document_calls(&c->base.spec).per_call;
-  const size_t bytes = attention_table_bytes(per_call, calls_for(c, c->base.spec.max_tokens));
-  c->attention->host = xmalloc(bytes);
-  return (c->attention->table = cuda_take(c, bytes, err)) ? 0 : -1;
+  Attention *a = c->attention;
+  const Spec *o = &c->base.spec;
+  if (o->usual_documents == 0) return 0;
+  const size_t bytes = o->biases_documents ? (size_t)batch_rows(o) * sizeof(int32_t)
+                                           : attention_table_bytes(document_calls(o).per_call,
+                                                                   calls_for(c, o->max_tokens));
+  a->host = xmalloc(bytes);
+  if (!(a->table = cuda_take(c, bytes, err))) return -1;
+  if (!o->biases_documents) return 0;
+  return (a->bias = cuda_take(c, document_bias_bytes(o), err)) ? 0 : -1;
 }
 
 // The deterministic backward keeps the scores, 2 B H T^2 bytes; the plain one keeps dq in fp32,
@@ -166,11 +166,14 @@ int cuda_attention_open(Cuda *c, Error *err) {
       cudnn_check(&a->cudnn, a->cudnn.set_stream(a->handle, c->gpu.stream), "setting the stream",
                   err))
     return -1;
+  Spec *o = &c->base.spec;
+  o->biases_documents |=
+      o->usual_documents > 0 && gpu_biases_documents(&c->gpu, o->d, o->deterministic);
   open_choices(c);
   set_document_calls(c, 0);
   phase_end(&c->base.opening, "cuDNN");
-  if (check_documents(c, err) != 0 || make_table(c, err) != 0) return -1;
-  if (!plans_ahead(&c->base.spec)) return 0;
+  if (make_table(c, err) != 0) return -1;
+  if (!plans_ahead(o)) return 0;
   const int status = plan_run(c, err);
   phase_end(&c->base.opening, "attention");
   return status;
@@ -182,6 +185,7 @@ void cuda_attention_close(Cuda *c) {
   for (int i = 0; i < a->count; i++) forget(c, &a->planned[i]);
   choices_close(&a->choices);
   cuda_give_back(c, a->table);
+  cuda_give_back(c, a->bias);
   free(a->host);
   if (a->handle) a->cudnn.destroy(a->handle);
   free(a);
@@ -195,9 +199,25 @@ size_t cuda_cudnn_version(const Cuda *c) {
 static Planned *find_plans(Attention *a, const AttentionShape *s) {
   for (int i = 0; i < a->count; i++) {
     const AttentionShape *other = &a->planned[i].shape;
-    if (other->B == s->B && other->T == s->T && other->rows == s->rows) return &a->planned[i];
+    if (other->B == s->B && other->T == s->T && other->rows == s->rows && other->mask == s->mask)
+      return &a->planned[i];
   }
   return NULL;
+}
+
+static void set_bias(Cuda *c, const int32_t *lengths, int64_t count) {
+  Attention *a = c->attention;
+  const int64_t M = batch_rows(&c->base.spec), T = c->base.spec.seq;
+  int32_t *first = a->host;
+  int64_t row = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t begin = row % T, end = row + lengths[i];
+    assert(begin + lengths[i] <= T); // no document is in two windows
+    while (row < end) first[row++] = (int32_t)begin;
+  }
+  assert(row == M);
+  c->base.services.write(&c->base, a->table, first, (size_t)M * sizeof *first);
+  launch_document_bias(M, T, a->table, a->bias, c->gpu.stream);
 }
 
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
@@ -206,6 +226,10 @@ void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   assert(documents_fit(&c->base.spec, lengths, count));
   set_document_calls(c, count > 0 ? calls_for(c, count) : 0);
   if (count == 0) return;
+  if (c->base.spec.biases_documents) {
+    set_bias(c, lengths, count);
+    return;
+  }
   const AttentionShape s = shape_of(c, 1, 1, true);
   attention_table_fill(&s, lengths, count, a->document_calls, a->host);
   be->services.write(be, a->table, a->host, attention_table_bytes(s.B, a->document_calls));
@@ -222,8 +246,9 @@ static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTenso
   error_check(p ? 0 : -1, &err);
   p->last_call = ++a->calls;
   tensors.workspace = p->workspace;
+  tensors.bias = a->bias;
   for (int64_t i = 0; i < calls || i == 0; i++) {
-    if (calls > 0) tensors.documents = attention_table_at(a->table, shape.B, i);
+    if (shape.rows > 0) tensors.documents = attention_table_at(a->table, shape.B, i);
     error_check(attention_cudnn_run(p->plans, backward, &tensors, &err), &err);
   }
 }

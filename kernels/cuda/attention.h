@@ -4,6 +4,13 @@
 #include "kernels/cuda/choices.h"
 #include "kernels/cuda/cudnn.h"
 
+// What keeps documents apart, beside the causal mask.
+typedef enum AttentionMask {
+  MASK_NONE,    // of documents: their lengths bound the products
+  MASK_LENGTHS, // the same, and every graph masks what lies past a document's end
+  MASK_BIAS,    // ATTENTION_BIAS is added to the scores of whole sequences
+} AttentionMask;
+
 // B sequences of T positions, H query heads, KV key/value heads, d columns a head. Rows of qkv are
 // packed: H q heads, KV k heads, KV v heads; R = (H + 2 KV) d.
 typedef struct AttentionShape {
@@ -11,6 +18,7 @@ typedef struct AttentionShape {
   // 0: all sequences are T long, B T rows. Otherwise documents have this many rows together: at
   // most B documents, each at most T long, with lengths in the GPU's memory (AttentionDocuments).
   int64_t rows;
+  AttentionMask mask; // MASK_LENGTHS only with `rows`, MASK_BIAS only without
 } AttentionShape;
 
 static inline int64_t attention_rows(const AttentionShape *s) {
@@ -26,8 +34,8 @@ static inline int64_t attention_row(const AttentionShape *s) {
 // from it, and reports no error.
 //
 // Facts: NVIDIA's cudnn-frontend 1.23, scaled_dot_product_flash_attention.h (CompositeSDPANode and
-// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias. Documents are its
-// ragged layout.
+// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout. Documents are its ragged layout,
+// or windows with its bias, which keeps a window's documents apart.
 
 // Ids of the tensors in a variant pack; ATTENTION_K is the k columns of qkv, and so on.
 enum {
@@ -53,6 +61,8 @@ enum {
   ATTENTION_LSE_OFFSETS, // likewise in LSE and ROW_SUM
   ATTENTION_DK_HEADS,    // bf16 [rows, H, d] scratch where H > KV, dk of each query head
   ATTENTION_DV_HEADS,    // likewise
+  // MASK_BIAS only:
+  ATTENTION_BIAS, // bf16 [B, T, T], the same for every head
   ATTENTION_IDS
 };
 
@@ -157,6 +167,7 @@ typedef struct AttentionTensors {
   const void *do_; // bf16 [B, T, H, d]
   void *dqkv;      // bf16 [B, T, R], written by the backward
   void *workspace;
+  const void *bias;             // bf16 [B, T, T], for MASK_BIAS
   AttentionDocuments documents; // of a shape with `rows`
 } AttentionTensors;
 int attention_cudnn_run(const AttentionCudnn *a, bool backward, const AttentionTensors *tensors,

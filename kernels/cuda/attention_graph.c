@@ -9,6 +9,7 @@
 
 int attention_shape_check(const AttentionShape *s, Error *err) {
   assert(s->B > 0 && s->T > 0 && s->KV > 0 && s->H % s->KV == 0); // as Config has it
+  assert(s->mask != (s->rows > 0 ? MASK_BIAS : MASK_LENGTHS));
   if (s->d % 8 == 0 && s->d <= 256) return 0;
   return error_set(err,
                    "head_dim %lld: attention on the GPU takes multiples of 8 up to 256; choose "
@@ -47,6 +48,7 @@ typedef struct Builder {
   CudnnGraph *g;
   const AttentionShape *s;
   CudnnDescriptor lengths, qkv_offsets, o_offsets, lse_offsets; // of documents; else NULL
+  CudnnDescriptor bias;                                         // NULL: there is none
   CudnnDescriptor q, k_transposed, scale;                       // what both graphs read
 } Builder;
 
@@ -115,8 +117,8 @@ static CudnnDescriptor compare(Builder b, int mode, CudnnDescriptor x, CudnnDesc
 }
 
 // x where both lie in the sequence. Products of its sizes and the causal mask leave out the others,
-// too, and cost 5 to 10 % less than this mask; but without it the deterministic backward matches no
-// engine.
+// too, and on Hopper cost 5 to 10 % less than this mask; but without it the deterministic backward
+// matches no engine, and cudnn-frontend builds no graph of documents on other GPUs.
 static CudnnDescriptor length_mask(Builder b, CudnnDescriptor x) {
   CudnnDescriptor query = index_of(b, 2, x), key = index_of(b, 3, x);
   query = compare(b, POINTWISE_CMP_LT, query, b.lengths);
@@ -130,10 +132,12 @@ static CudnnDescriptor causal_mask(Builder b, CudnnDescriptor x) {
   return mask(b, x, compare(b, POINTWISE_CMP_GE, query, key));
 }
 
-// scale q k^T
-static CudnnDescriptor scaled_scores(Builder b) {
+// scale q k^T, plus the bias. padded: masked as length_mask says.
+static CudnnDescriptor scaled_scores(Builder b, bool padded) {
   CudnnDescriptor x = scores_of(b, b.q, b.k_transposed);
-  return graph_pointwise(b.g, POINTWISE_MUL, x, b.scale, new_scores(b, DATA_FLOAT));
+  x = graph_pointwise(b.g, POINTWISE_MUL, x, b.scale, new_scores(b, DATA_FLOAT));
+  if (b.bias) x = graph_pointwise(b.g, POINTWISE_ADD, x, b.bias, new_scores(b, DATA_FLOAT));
+  return padded ? length_mask(b, x) : x;
 }
 
 // One number for each sequence, or one more.
@@ -149,6 +153,11 @@ static Builder builder(CudnnGraph *g, const AttentionShape *s) {
     b.o_offsets = of_sequences(b, ATTENTION_O_OFFSETS, DATA_INT64, s->B + 1);
     b.lse_offsets = of_sequences(b, ATTENTION_LSE_OFFSETS, DATA_INT64, s->B + 1);
   }
+  if (s->mask == MASK_BIAS) {
+    const int64_t window = s->T * s->T;
+    const TensorShape shape = {{s->B, 1, s->T, s->T}, {window, window, s->T, 1}};
+    b.bias = graph_tensor(g, ATTENTION_BIAS, DATA_BFLOAT16, shape, NULL);
+  }
   b.q = qkv_tensor(b, ATTENTION_Q, s->H);
   b.k_transposed = qkv_transposed(b, ATTENTION_K);
   b.scale = graph_scalar(g, ATTENTION_SCALE);
@@ -163,7 +172,7 @@ static void forward(Builder b) {
   CudnnDescriptor o = heads_tensor(b, ATTENTION_O, DATA_BFLOAT16);
   CudnnDescriptor lse = statistic(b, ATTENTION_LSE);
 
-  CudnnDescriptor x = causal_mask(b, scaled_scores(b));
+  CudnnDescriptor x = causal_mask(b, scaled_scores(b, b.s->mask == MASK_LENGTHS));
   CudnnDescriptor largest = graph_reduce(g, REDUCE_TENSOR_MAX, x, new_column(b));
   x = graph_pointwise(g, POINTWISE_SUB, x, largest, new_scores(b, DATA_FLOAT));
   CudnnDescriptor e = graph_pointwise(g, POINTWISE_EXP, x, NULL, new_scores(b, DATA_FLOAT));
@@ -220,8 +229,7 @@ static void backward(Builder b, bool deterministic) {
   graph_pointwise(g, POINTWISE_MUL, x, graph_scalar(g, ATTENTION_ONE), row_sum);
 
   // p = exp(scale q k^T - lse)
-  x = scaled_scores(b);
-  if (b.lengths && deterministic) x = length_mask(b, x);
+  x = scaled_scores(b, s->mask == MASK_LENGTHS || (b.lengths && deterministic));
   x = graph_pointwise(g, POINTWISE_SUB, x, lse, new_scores(b, DATA_FLOAT));
   x = causal_mask(b, x);
   CudnnDescriptor p = graph_pointwise(g, POINTWISE_EXP, x, NULL, new_scores(b, DATA_FLOAT));
@@ -334,12 +342,12 @@ static bool fits(const AttentionCall *call, const AttentionPlan *p) {
 
 enum { TEXT = 160 };
 
-// B T H KV d rows backward deterministic both_graphs. Returns text.
+// B T H KV d rows mask backward deterministic both_graphs. Returns text.
 static const char *question(const AttentionCall *call, char text[TEXT]) {
   const AttentionShape *s = &call->shape;
-  snprintf(text, TEXT, "%lld %lld %lld %lld %lld %lld %d %d %d", (long long)s->B, (long long)s->T,
-           (long long)s->H, (long long)s->KV, (long long)s->d, (long long)s->rows, call->backward,
-           call->deterministic, call->both_graphs);
+  snprintf(text, TEXT, "%lld %lld %lld %lld %lld %lld %d %d %d %d", (long long)s->B,
+           (long long)s->T, (long long)s->H, (long long)s->KV, (long long)s->d, (long long)s->rows,
+           s->mask, call->backward, call->deterministic, call->both_graphs);
   return text;
 }
 

@@ -43,6 +43,7 @@ int attention_cudnn_run(const AttentionCudnn *a, bool backward, const AttentionT
       [ATTENTION_LSE] = t->lse,
       [ATTENTION_SCALE] = &a->scale,
       [ATTENTION_MASK_VALUE] = &a->mask_value,
+      [ATTENTION_BIAS] = s->mask == MASK_BIAS ? t->bias : NULL,
   };
   if (s->rows > 0) {
     at[ATTENTION_LENGTHS] = t->documents.lengths;
@@ -114,6 +115,7 @@ static size_t lay_out(Scratch *s, size_t workspace, char *memory) {
   Arena arena = {.block = memory};
   t->qkv = arena_take(&arena, qkv);
   t->do_ = arena_take(&arena, o);
+  t->bias = arena_take(&arena, shape->mask == MASK_BIAS ? rows * (size_t)shape->T * 2 : 0);
   t->o = arena_take(&arena, o);
   t->lse = arena_take(&arena, rows * (size_t)shape->H * sizeof(float));
   t->dqkv = arena_take(&arena, qkv);
@@ -168,7 +170,7 @@ static int time_plans(AttentionCudnn *a, AttentionPlan *list, int count, Error *
   char *memory = gpu_alloc(lay_out(&s, workspace, NULL));
   if (!memory) return 0; // not an error: the first configuration is used
   lay_out(&s, workspace, memory);
-  // qkv, and do, which lies behind it
+  // qkv, and behind it do and the bias
   fill_random(memory, (size_t)((char *)s.tensors.o - memory), 1, a->stream);
   const cudaError_t written = write_documents(&s);
   const bool backward = list->graph != ATTENTION_FORWARD;
@@ -207,7 +209,7 @@ static int nothing_offered(const AttentionCudnn *a, AttentionGraph graph, Error 
       "or backend.device=cpu",
       cudnn_version_text(a->api->version).text, direction_of(graph), (long long)s->B,
       s->rows > 0 ? "documents" : "windows", (long long)s->T, (long long)s->H, (long long)s->KV,
-      (long long)s->d, s->rows > 0 ? ", data.documents=join" : "");
+      (long long)s->d, s->rows > 0 ? ", backend.document_attention=bias" : "");
 }
 
 // Adds the first `most` plans of the graph that compile, from configuration `from` on.

@@ -88,6 +88,14 @@ void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scalin
                      const Scaling *scaling_W, const act_t *add, const int32_t *row, act_t *out,
                      cudaStream_t stream);
 
+// ---- documents.cu
+// Of windows of T rows: 0 where a row's key is of its own document or behind it, else so low that
+// the key has no weight.
+//   first [M] in, the first row of the row's document, counted from its window's; bias bf16 [M, T]
+//   out
+void launch_document_bias(int64_t M, int64_t T, const int32_t *first, void *bias,
+                          cudaStream_t stream);
+
 // ---- loss.cu
 typedef struct CrossEntropy {
   int64_t M, V, stride;   // of the logits' rows: padded_vocab

@@ -97,10 +97,16 @@ typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
 // The precision of products: bf16 (real on the CPU), or FP8.
 typedef enum Precision { PRECISION_BF16, PRECISION_FP8 } Precision;
 
+typedef enum DocumentAttention {
+  DOCUMENT_ATTENTION_AUTO,
+  DOCUMENT_ATTENTION_BIAS
+} DocumentAttention;
+
 typedef struct BackendConfig {
   Device device;
   KernelChoice kernels; // GPU only, as the next
   Mainloop mainloop;
+  DocumentAttention document_attention;
   Precision precision;
   bool deterministic;     // GPU: equal bits in every run
   bool graphs;            // GPU: a step is recorded once and replayed

@@ -17,6 +17,7 @@ static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
 static const char *const mainloops[] = {"auto", "wgmma", "mma_sync", NULL};
+static const char *const document_attentions[] = {"auto", "bias", NULL};
 static const char *const products[] = {"fp32", "bf16", "auto", NULL};
 static const char *const precisions[] = {"bf16", "fp8", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
@@ -178,6 +179,11 @@ const Key config_keys[] = {
     CHOICE(backend, mainloop, mainloops, "\"auto\"", SHAPES,
            "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: for any GPU from compute "
            "capability 8.0 on, in FP8 from 8.9; auto: the faster one"),
+    CHOICE(
+        backend, document_attention, document_attentions, "\"auto\"", SHAPES,
+        "GPU: how attention stops at documents' ends; bias: a number is added to each score of "
+        "whole windows, which takes 2 batch_size sequence_length^2 bytes; auto: by the "
+        "documents' lengths, where cuDNN can: compute capability 9, and 10 if not deterministic"),
     CHOICE(backend, precision, precisions, "\"bf16\"", 0,
            "number format of GEMMs; fp8: all except attention's; --generate and --eval use bf16"),
     BOOL(backend, deterministic, "false", SHAPES,

@@ -36,9 +36,11 @@ int hardware_find(Hardware *h, const Config *c, Error *err) {
   return 0;
 }
 
-bool hardware_attends_documents(const Hardware *h) {
+bool hardware_attends_documents(const Hardware *h, int64_t d, int64_t T) {
+  enum { LONGEST_BIASED = 8192 };
   const char *forced = getenv("CODA_DOCUMENT_ATTENTION");
-  return !(forced && strcmp(forced, "none") == 0) && (!h->gpu || gpu_attends_documents(&h->card));
+  return !(forced && strcmp(forced, "none") == 0) &&
+         (!h->gpu || T <= LONGEST_BIASED || !gpu_biases_documents(&h->card, d, false));
 }
 
 Backend *backend_open(const Config *c, const Spec *spec, const Hardware *h, Error *err) {

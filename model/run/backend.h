@@ -12,10 +12,11 @@ void spec_documents(Spec *asked, const Loader *loader);
 // backend.cpu_products cannot be had.
 int hardware_find(Hardware *hardware, const Config *config, Error *err);
 
-// False where the attention of the GPU here cannot stop at a document's end: then windows with one
-// piece of a document each do the same. For tests alone: CODA_DOCUMENT_ATTENTION=none says so of
-// every backend.
-bool hardware_attends_documents(const Hardware *hardware);
+// Whether documents are best judged together in windows of T rows, with heads of d columns. False
+// where the GPU's attention stops at their ends by a bias, and windows are so long that the bias
+// takes much memory: then windows with one piece of a document each do the same. For tests alone:
+// CODA_DOCUMENT_ATTENTION=none says so of every backend.
+bool hardware_attends_documents(const Hardware *hardware, int64_t d, int64_t T);
 
 // Opens the backend of this hardware for a spec that spec_resolve made for it. On a CPU the
 // description names what a GPU lacks. NULL and a sentence where a GPU's cannot be opened.

@@ -17,6 +17,7 @@ typedef struct LoadedModel {
   int32_t ends[MAX_ENDS]; // the tokens that end a text, of which a SampleOptions has as many
   int end_count;
   Hardware hardware;
+  DocumentAttention document_attention; // for loaded_load
   Backend *be;
   Llama llama;
 } LoadedModel;

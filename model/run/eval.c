@@ -86,8 +86,8 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
   return status;
 }
 
-// As the run's data.documents, where the folder is one of a run's.
-static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
+// As the run's data.documents, where the folder is one of a run's, and with its attention.
+static int choose_documents(Evaluation *e, DocumentsMode *documents, Error *err) {
   const char *folder = e->loaded.start.path, *named = e->documents;
   Config config;
   *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
@@ -98,6 +98,7 @@ static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error
         folder);
   if (checkpoint_read_config(folder, &config, err) != 0) return -1;
   *documents = config.data.documents;
+  e->loaded.document_attention = config.backend.document_attention;
   return 0;
 }
 
@@ -112,8 +113,9 @@ static int open_loader(Evaluation *e, Error *err) {
                          .text = e->text.path ? &e->text : NULL,
                          .batch = 1,
                          .seq = min_i64(length > 0 ? length : DEFAULT_LENGTH, positions),
-                         .alone = !hardware_attends_documents(&e->loaded.hardware),
                          .whole = true};
+  config.alone =
+      !hardware_attends_documents(&e->loaded.hardware, e->loaded.model.head_dim, config.seq);
   if (choose_documents(e, &config.documents, err) != 0) return -1;
   e->loader = loader_open(&config, err);
   if (!e->loader) return error_prefix(err, "--data");

@@ -48,7 +48,9 @@ int loaded_open(LoadedModel *t, const char *dir, Error *err) {
 // ---- The weights
 
 int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err) {
-  const Config config = {.model = t->model, .backend = {.graphs = asked.context > 0}};
+  const Config config = {
+      .model = t->model,
+      .backend = {.graphs = asked.context > 0, .document_attention = t->document_attention}};
   const Spec spec = spec_resolve(&config, asked, &t->hardware);
   if (!(t->be = backend_open(&config, &spec, &t->hardware, err))) return -1;
   if (llama_create(&t->llama, &t->model, t->be, err) != 0) return error_append(err, "; %s", advice);

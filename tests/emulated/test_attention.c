@@ -8,7 +8,7 @@
 
 struct AttentionCudnn {
   int64_t B, T, rows;
-  bool forward_only;
+  bool forward_only, biased;
 };
 
 enum { MOST = 64 };
@@ -23,6 +23,8 @@ static struct Machine {
   void *workspace;
   int64_t documents, rows; // of all calls that ran: places that were used, and their rows
   int calls;
+  int64_t biased_rows; // of the last bias
+  const void *bias;    // of the last call
 } machine;
 
 static int plans_there(void) {
@@ -54,7 +56,8 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle, 
                                        const AttentionCall *call, Choices *choices, Error *err) {
   (void)api, (void)handle, (void)stream, (void)choices, (void)err;
   AttentionCudnn *plan = xmalloc(sizeof *plan);
-  *plan = (AttentionCudnn){call->shape.B, call->shape.T, call->shape.rows, !call->backward};
+  *plan = (AttentionCudnn){call->shape.B, call->shape.T, call->shape.rows, !call->backward,
+                           call->shape.mask == MASK_BIAS};
   machine.plans[plan_at(NULL)] = plan;
   machine.created++;
   return plan;
@@ -79,6 +82,7 @@ int attention_cudnn_run(const AttentionCudnn *a, bool backward, const AttentionT
   const size_t needed = attention_cudnn_workspace(a);
   assert_true(machine.blocks[block_at(tensors->workspace)].bytes >= needed);
   memset(tensors->workspace, 0xff, needed);
+  assert_true(!a->biased || tensors->bias);
   // The documents of a call follow those of the one before.
   const AttentionDocuments *d = &tensors->documents;
   for (int64_t i = 0; i < a->B && a->rows > 0; i++) {
@@ -91,6 +95,7 @@ int attention_cudnn_run(const AttentionCudnn *a, bool backward, const AttentionT
   }
   machine.calls++;
   machine.ran = a;
+  machine.bias = tensors->bias;
   machine.workspace = tensors->workspace;
   return 0;
 }
@@ -117,6 +122,17 @@ void cuda_requantize(Backend *be, int64_t M, int64_t N, Operand x) {
 }
 
 // ---- CUDA's part
+
+// 1 where a row does not see the key.
+void launch_document_bias(int64_t M, int64_t T, const int32_t *first, void *bias,
+                          cudaStream_t stream) {
+  (void)stream;
+  assert_true(machine.blocks[block_at(first)].bytes >= (size_t)M * sizeof *first);
+  assert_int_equal(machine.blocks[block_at(bias)].bytes, M * T * (int64_t)sizeof(uint16_t));
+  for (int64_t row = 0; row < M; row++)
+    for (int64_t key = 0; key < T; key++) ((uint16_t *)bias)[row * T + key] = key < first[row];
+  machine.biased_rows = M;
+}
 
 void *cuda_take(Cuda *c, size_t bytes, Error *err) {
   (void)err;
@@ -225,11 +241,6 @@ TEST(whole_windows_beside_documents_are_planned_at_the_start) {
                               .train = true,
                               .batch = 4,
                               .seq = 128});
-    c->gpu.major = 8;
-    assert_int_equal(cuda_attention_open(c, &err), -1);
-    assert_non_null(strstr(err.text, "take data.documents=join"));
-    cuda_attention_close(c);
-    c->gpu.major = 9;
     open_attention(c);
     assert_int_equal(machine.created, 1 + whole);
     assert_true(machine.plans[0]->rows == 4 * 128 && !machine.plans[0]->forward_only);
@@ -271,6 +282,42 @@ static void check_documents(bool deterministic, int64_t longest, int64_t per_cal
     assert_int_equal(machine.ran->B, count == 0 ? 2 : per_call);
     assert_int_equal(machine.ran->T, count == 0 ? ROWS / 2 : (longest + 127) / 128 * 128);
   }
+  close_cuda(c);
+}
+
+// Where cuDNN has no lengths: any number of documents takes one call of whole windows, with a bias
+// in which a row sees its own document alone; windows without documents take none.
+TEST(a_bias_keeps_documents_apart) {
+  enum { B = 3, T = 8, COUNT = 7 };
+  static const int32_t lengths[COUNT] = {8, 1, 2, 5, 3, 4, 1};
+  Cuda *c = cuda_new((Spec){.usual_documents = 2,
+                            .longest_document = T,
+                            .max_tokens = B * T,
+                            .whole_windows = true,
+                            .train = true,
+                            .batch = B,
+                            .seq = T});
+  c->gpu.major = 12;
+  open_attention(c);
+  assert_int_equal(machine.created, 2);
+  assert_true(machine.plans[0]->biased && !machine.plans[0]->forward_only);
+  assert_true(!machine.plans[1]->biased && machine.plans[1]->forward_only);
+  assert_false(c->documents_are_usual);
+  cuda_set_documents(&c->base, lengths, COUNT);
+  assert_true(c->documents_are_usual);
+  assert_int_equal(machine.biased_rows, B * T);
+  const AttentionCudnn *plan = machine.plans[0];
+  attend(c, B, T);
+  assert_ptr_equal(machine.ran, plan);
+  assert_int_equal(machine.calls, 1);
+  const uint16_t *bias = machine.bias;
+  for (int64_t i = 0, row = 0; i < COUNT; row += lengths[i++])
+    for (int64_t m = row; m < row + lengths[i]; m++)
+      for (int64_t key = 0; key <= m % T; key++) assert_int_equal(bias[m * T + key], key < row % T);
+  cuda_set_documents(&c->base, NULL, 0);
+  assert_false(c->documents_are_usual);
+  attend(c, B, T);
+  assert_ptr_equal(machine.ran, machine.plans[1]);
   close_cuda(c);
 }
 

@@ -116,7 +116,8 @@ static void destroy(AttentionCudnn *a) {
 // Runs it, and compares what ran, and with which tensors, with the plan.
 static void check_run(const AttentionCudnn *a, const AttentionShape *s, bool backward) {
   static char memory[1 << 20];
-  const AttentionTensors t = {memory, memory, (float *)(void *)memory, memory, memory, memory, {0}};
+  const AttentionTensors t = {memory, memory, (float *)(void *)memory, memory, memory, memory,
+                              memory, {0}};
   const AttentionPlan *p = attention_cudnn_plan(a, backward);
   Error err;
   assert_int_equal(attention_cudnn_run(a, backward, &t, &err), 0);
@@ -124,6 +125,7 @@ static void check_run(const AttentionCudnn *a, const AttentionShape *s, bool bac
   assert_true((machine.tensors[ATTENTION_DO] != NULL) == backward);
   assert_true((machine.tensors[ATTENTION_DQ_SUM] != NULL) == (p->graph == ATTENTION_BACKWARD));
   assert_true((machine.tensors[ATTENTION_DV_HEADS] != NULL) == (backward && s->rows > 0));
+  assert_true((machine.tensors[ATTENTION_BIAS] != NULL) == (s->mask == MASK_BIAS));
   const size_t before = (size_t)((const char *)machine.workspace - memory);
   assert_true(before + p->workspace <= attention_cudnn_workspace(a));
 }
@@ -168,26 +170,30 @@ static void reset(bool deterministic_is_faster) {
     machine.ms[ATTENTION_DETERMINISTIC][i] = 1.5 - 0.25 * i;
 }
 
-// Documents with heads of 40 columns have no other backward than the deterministic one.
+// Documents of lengths of their own with heads of 40 columns have no other backward than the
+// deterministic one.
 TEST(the_fastest_plan_or_the_first_is_kept_and_remembered) {
-  for (int i = 0; i < 64; i++) {
+  for (int i = 0; i < 128; i++) {
     const bool no_memory = i & 1, documents = i & 2, equal_bits = i & 4, both = i & 8,
-               faster = i & 16, narrow = i & 32;
-    const AttentionCall call = {.shape = {2, 64, 8, 2, narrow ? 40 : 64, documents ? 100 : 0},
+               faster = i & 16, narrow = i & 32, biased = i & 64;
+    const AttentionCall call = {.shape = {2, 64, 8, 2, narrow ? 40 : 64,
+                                          documents && !biased ? 100 : 0,
+                                          biased ? MASK_BIAS : MASK_NONE},
                                 .backward = true,
                                 .deterministic = equal_bits,
                                 .both_graphs = both};
     reset(faster);
     machine.has_no_memory = no_memory;
-    check_call(call, equal_bits || (documents && narrow) || (both && faster && !no_memory)
-                         ? ATTENTION_DETERMINISTIC
-                         : ATTENTION_BACKWARD);
+    check_call(call,
+               equal_bits || (documents && !biased && narrow) || (both && faster && !no_memory)
+                   ? ATTENTION_DETERMINISTIC
+                   : ATTENTION_BACKWARD);
   }
 }
 
 TEST(long_calls_run_twice_and_short_ones_nine_times) {
   reset(false);
-  const AttentionCall call = {.shape = {2, 64, 8, 2, 64, 0}};
+  const AttentionCall call = {.shape = {2, 64, 8, 2, 64, 0, 0}};
   destroy(create(&call, NULL, OFFERED));
   assert_int_equal(machine.runs, 9 * OFFERED);
   machine.ms[ATTENTION_FORWARD][1] = 21;
@@ -198,7 +204,7 @@ TEST(long_calls_run_twice_and_short_ones_nine_times) {
 
 TEST(a_call_that_nothing_can_run_says_why) {
   reset(false);
-  const AttentionCall call = {.shape = {2, 64, 8, 2, 64, 0}, .backward = true};
+  const AttentionCall call = {.shape = {2, 64, 8, 2, 64, 0, 0}, .backward = true};
   for (int i = 0; i < OFFERED; i++) machine.fails[ATTENTION_BACKWARD][i] = true;
   assert_null(attention_cudnn_create(&api, NULL, NULL, &call, NULL, &err));
   assert_string_equal(err.text, "none of 3 ways to run attention's backward compiled: it cannot");

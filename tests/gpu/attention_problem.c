@@ -130,20 +130,21 @@ static void twin_run(const Problem *p, Results *r) {
   for (size_t i = 0; i < p->n.qkv; i++) r->dqkv[i] = rounded(r->dqkv[i]);
 }
 
-// [H, rows] of each document becomes [rows, H].
-static void lse_by_row(const Problem *p, float *lse) {
-  float *by_row = xmalloc(p->n.lse * sizeof *by_row);
+// [H, rows] of each document becomes [rows, H], or [B, H, T] of whole windows.
+static void lse_of_gpu(const Problem *p, float *lse) {
+  const int64_t H = p->s.H, T = p->s.T;
+  float *to = xmalloc(p->n.lse * sizeof *to);
   int64_t first = 0;
-  for (int64_t i = 0; i < p->documents; i++) {
-    const int64_t H = p->s.H, rows = p->lengths[i];
+  for (int64_t i = 0; i < p->documents; first += p->lengths[i++])
     for (int64_t h = 0; h < H; h++)
-      for (int64_t t = 0; t < rows; t++)
-        by_row[(first + t) * H + h] = lse[first * H + h * rows + t];
-    first += rows;
-  }
-  assert(first == p->s.rows);
-  memcpy(lse, by_row, p->n.lse * sizeof *lse);
-  free(by_row);
+      for (int64_t t = 0; t < p->lengths[i]; t++) {
+        const int64_t row = first + t;
+        to[p->s.rows > 0 ? row * H + h : (row / T * H + h) * T + row % T] =
+            lse[first * H + h * p->lengths[i] + t];
+      }
+  assert(first == attention_rows(&p->s));
+  memcpy(lse, to, p->n.lse * sizeof *lse);
+  free(to);
 }
 
 Problem problem_new(AttentionShape s) {
@@ -165,7 +166,7 @@ Problem problem_of_documents(AttentionShape s, const int32_t *lengths, int64_t c
   p.twin = results_new(p.n);
   reference_run(&p, &p.reference);
   twin_run(&p, &p.twin);
-  if (lengths) lse_by_row(&p, p.reference.lse);
+  if (lengths) lse_of_gpu(&p, p.reference.lse);
   return p;
 }
 void problem_free(Problem *p) {

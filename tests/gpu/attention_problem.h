@@ -24,7 +24,7 @@ typedef struct Problem {
 
 // Random inputs, with both results; lse as the GPU has it.
 Problem problem_new(AttentionShape s);
-// Of documents, which have s.rows rows together.
+// Of documents, which have all rows together: s.rows of them, or with MASK_BIAS those of windows.
 Problem problem_of_documents(AttentionShape s, const int32_t *lengths, int64_t count);
 void problem_free(Problem *p);
 

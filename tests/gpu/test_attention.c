@@ -4,7 +4,9 @@
 // Bounds: twice the error of a twin that rounds as such a kernel does (attention_problem.h).
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/kernels.h"
 #include "tests/gpu/attention_problem.h"
+#include "tests/support/bf16.h"
 #include "tests/support/test.h"
 
 // ---- The GPU
@@ -13,6 +15,7 @@ typedef struct Gpu {
   CudnnApi api;
   CudnnHandle handle;
   cudaStream_t stream;
+  bool hopper;
 } Gpu;
 
 static void cuda_ok(cudaError_t status) {
@@ -33,6 +36,9 @@ static int open_gpu(void **state) {
     printf("# no GPU or no cuDNN: %s\n", err.text);
     return -1;
   }
+  int major = 0;
+  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  gpu.hopper = major == 9;
   printf("# cuDNN %s\n", cudnn_version_text(gpu.api.version).text);
   return 0;
 }
@@ -87,11 +93,32 @@ static void expect_unchanged(const Fenced *f, const void *was, const char *name)
 // ---- Running it
 
 typedef struct Device {
-  Fenced qkv, o, lse, d_o, dqkv, workspace, table;
+  Fenced qkv, o, lse, d_o, dqkv, workspace, table, bias;
   int64_t places;
 } Device;
 
+// launch_document_bias: zeros, but for -2^100 before each row's document.
+static void write_bias(const Problem *p, const Fenced *bias) {
+  const int64_t T = p->s.T, M = p->s.B * T;
+  const size_t bytes = (size_t)M * sizeof(int32_t);
+  int32_t *first = xmalloc(bytes);
+  for (int64_t i = 0, row = 0; i < p->documents; i++) {
+    const int64_t begin = row;
+    while (row < begin + p->lengths[i]) first[row++] = (int32_t)(begin % T);
+  }
+  Fenced rows = fenced_new(bytes);
+  fenced_write(&rows, first);
+  launch_document_bias(M, T, (const int32_t *)(const void *)rows.data, bias->data, NULL);
+  cuda_ok(cudaDeviceSynchronize());
+  uint16_t *written = fenced_read(bias);
+  for (int64_t i = 0; i < M * T; i++)
+    assert_int_equal(written[i], i % T < first[i / T] ? to_bf16(-0x1p100f) : 0);
+  fenced_free(&rows, "first rows");
+  free(written), free(first);
+}
+
 static Device device_new(const Problem *p, const AttentionCudnn *a) {
+  const bool biased = p->s.mask == MASK_BIAS;
   Device d = {fenced_new(p->n.qkv * 2),
               fenced_new(p->n.o * 2),
               fenced_new(p->n.lse * 4),
@@ -99,11 +126,13 @@ static Device device_new(const Problem *p, const AttentionCudnn *a) {
               fenced_new(p->n.qkv * 2),
               fenced_new(attention_cudnn_workspace(a)),
               fenced_new(attention_table_bytes(p->s.B, 1)),
+              fenced_new(biased ? p->n.rows * (size_t)p->s.T * 2 : 0),
               p->s.B};
   void *table = xmalloc(d.table.bytes);
-  attention_table_fill(&p->s, p->lengths, p->documents, 1, table);
+  attention_table_fill(&p->s, p->lengths, biased ? 0 : p->documents, 1, table);
   fenced_write(&d.table, table);
   free(table);
+  if (biased) write_bias(p, &d.bias);
   fenced_write(&d.qkv, p->qkv);
   fenced_write(&d.d_o, p->d_o);
   return d;
@@ -112,6 +141,7 @@ static void device_free(Device *d) {
   fenced_free(&d->qkv, "qkv"), fenced_free(&d->o, "o"), fenced_free(&d->lse, "lse");
   fenced_free(&d->d_o, "do"), fenced_free(&d->dqkv, "dqkv");
   fenced_free(&d->workspace, "workspace"), fenced_free(&d->table, "table");
+  fenced_free(&d->bias, "bias");
 }
 
 static void launch(AttentionCudnn *a, const Device *d) {
@@ -122,6 +152,7 @@ static void launch(AttentionCudnn *a, const Device *d) {
                                     .do_ = d->d_o.data,
                                     .dqkv = d->dqkv.data,
                                     .workspace = d->workspace.data,
+                                    .bias = d->bias.data,
                                     .documents = attention_table_at(d->table.data, d->places, 0)};
   ok(attention_cudnn_run(a, false, &tensors, &err), &err);
   ok(attention_cudnn_run(a, true, &tensors, &err), &err);
@@ -185,8 +216,9 @@ static void compare_all(const Problem *p, const Outputs *out, const char *label)
   const float *truth = p->reference.dqkv, *twin = p->twin.dqkv;
   char report[512];
   snprintf(report, sizeof report,
-           "B%lld T%lld H%lld KV%lld d%lld, %lld documents, %s:", (long long)s->B, (long long)s->T,
-           (long long)s->H, (long long)s->KV, (long long)d, (long long)p->documents, label);
+           "B%lld T%lld H%lld KV%lld d%lld, %lld documents, mask %d, %s:", (long long)s->B,
+           (long long)s->T, (long long)s->H, (long long)s->KV, (long long)d,
+           (long long)p->documents, s->mask, label);
   float *o = widened(out->o, p->n.o), *dqkv = widened(out->dqkv, p->n.qkv);
   expect_close("o", o, p->reference.o, p->twin.o, p->n.rows, s->H * d, 0, s->H * d, report,
                sizeof report);
@@ -272,10 +304,11 @@ static void check_first(const Gpu *gpu, Problem p, bool deterministic) {
 // ---- Tests
 
 static const AttentionShape shapes[] = {
-    {1, 1, 4, 4, 64, 0},    {3, 1, 3, 1, 48, 0},   {2, 77, 4, 4, 64, 0},   {3, 77, 3, 1, 80, 0},
-    {1, 77, 8, 2, 128, 0},  {2, 128, 8, 1, 48, 0}, {1, 128, 6, 6, 48, 0},  {2, 256, 8, 2, 64, 0},
-    {1, 256, 3, 1, 128, 0}, {1, 256, 8, 1, 80, 0}, {1, 333, 8, 1, 128, 0}, {2, 333, 4, 4, 80, 0},
-    {1, 333, 8, 2, 64, 0},  {1, 333, 3, 1, 48, 0},
+    {1, 1, 4, 4, 64, 0, 0},   {3, 1, 3, 1, 48, 0, 0},    {2, 77, 4, 4, 64, 0, 0},
+    {3, 77, 3, 1, 80, 0, 0},  {1, 77, 8, 2, 128, 0, 0},  {2, 128, 8, 1, 48, 0, 0},
+    {1, 128, 6, 6, 48, 0, 0}, {2, 256, 8, 2, 64, 0, 0},  {1, 256, 3, 1, 128, 0, 0},
+    {1, 256, 8, 1, 80, 0, 0}, {1, 333, 8, 1, 128, 0, 0}, {2, 333, 4, 4, 80, 0, 0},
+    {1, 333, 8, 2, 64, 0, 0}, {1, 333, 3, 1, 48, 0, 0},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -312,7 +345,7 @@ static void check_all_configurations(const Gpu *gpu, const Problem *p) {
 }
 
 TEST(every_configuration_that_is_offered_agrees) {
-  static const AttentionShape tried[] = {{1, 333, 8, 2, 64, 0}, {2, 200, 4, 1, 128, 0}};
+  static const AttentionShape tried[] = {{1, 333, 8, 2, 64, 0, 0}, {2, 200, 4, 1, 128, 0, 0}};
   for (size_t i = 0; i < 2; i++) {
     Problem p = problem_new(tried[i]);
     check_all_configurations(*state, &p);
@@ -327,40 +360,72 @@ TEST(every_configuration_that_is_offered_agrees) {
 static const int32_t lengths[] = {1, 77,  128, 1, 129, 127, 64, 333, 2,   63, 65,
                                   1, 256, 1,   1, 40,  333, 8,  1,   200, 1};
 enum { LENGTHS = sizeof lengths / sizeof *lengths };
+// The same in windows of 333 rows, and of 256.
+static const int32_t in_333[] = {1, 77, 255, 333, 128, 1, 129, 75, 64, 2, 63, 65, 1, 40, 8, 1, 89};
+static const int32_t in_256[] = {1, 255, 128, 127, 1, 256, 64, 65, 63, 64};
 typedef struct DocumentCase {
+  const int32_t *lengths;
   int64_t count; // of lengths
   AttentionShape shape;
 } DocumentCase;
 static const DocumentCase document_cases[] = {
-    {LENGTHS, {LENGTHS, 333, 4, 4, 64, 0}},
-    {LENGTHS, {LENGTHS + 11, 333, 8, 2, 64, 0}},
-    {LENGTHS, {LENGTHS + 3, 333, 3, 1, 80, 0}},
-    {LENGTHS, {64, 512, 8, 1, 128, 0}},
-    {9, {16, 333, 6, 6, 48, 0}},
-    {1, {8, 64, 4, 2, 64, 0}},
-    {2, {2, 77, 4, 1, 128, 0}},
-    {3, {40, 256, 6, 2, 40, 0}},
+    {lengths, LENGTHS, {LENGTHS, 333, 4, 4, 64, 0, 0}},
+    {lengths, LENGTHS, {LENGTHS + 11, 333, 8, 2, 64, 0, 0}},
+    {lengths, LENGTHS, {LENGTHS + 3, 333, 3, 1, 80, 0, 0}},
+    {lengths, LENGTHS, {64, 512, 8, 1, 128, 0, 0}},
+    {lengths, 9, {16, 333, 6, 6, 48, 0, 0}},
+    {lengths, 1, {8, 64, 4, 2, 64, 0, 0}},
+    {lengths, 2, {2, 77, 4, 1, 128, 0, 0}},
+    {lengths, 3, {40, 256, 6, 2, 40, 0, 0}},
 };
-enum { DOCUMENT_CASES = sizeof document_cases / sizeof *document_cases };
+static const DocumentCase biased_cases[] = {
+    {in_333, 17, {4, 333, 4, 4, 64, 0, MASK_BIAS}},  {in_333, 17, {4, 333, 8, 2, 64, 0, MASK_BIAS}},
+    {in_256, 10, {4, 256, 8, 1, 128, 0, MASK_BIAS}}, {in_333, 17, {4, 333, 3, 1, 80, 0, MASK_BIAS}},
+    {in_256, 10, {4, 256, 6, 6, 48, 0, MASK_BIAS}},  {in_333, 4, {2, 333, 6, 2, 40, 0, MASK_BIAS}},
+    {in_333, 1, {1, 1, 4, 2, 64, 0, MASK_BIAS}},
+};
+enum { CASES = sizeof document_cases / sizeof *document_cases };
+enum { BIASED = sizeof biased_cases / sizeof *biased_cases, DOCUMENT_CASES = 2 * CASES + BIASED };
 
+// Those with lengths, the same with a mask of them, and those with a bias.
 static Problem document_problem(size_t i) {
-  AttentionShape s = document_cases[i].shape;
-  for (int64_t k = 0; k < document_cases[i].count; k++) s.rows += lengths[k];
-  return problem_of_documents(s, lengths, document_cases[i].count);
+  const DocumentCase *c = i < 2 * CASES ? &document_cases[i / 2] : &biased_cases[i - 2 * CASES];
+  AttentionShape s = c->shape;
+  if (s.mask != MASK_BIAS) {
+    s.mask = i % 2 ? MASK_LENGTHS : MASK_NONE;
+    for (int64_t k = 0; k < c->count; k++) s.rows += c->lengths[k];
+  }
+  return problem_of_documents(s, c->lengths, c->count);
+}
+
+// Without a bias on Hopper alone: gpu_biases_documents.
+static bool runs_here(const Gpu *gpu, const Problem *p) {
+  return gpu->hopper || p->s.mask == MASK_BIAS;
+}
+
+static void check_documents(const Gpu *gpu, bool deterministic) {
+  for (size_t i = 0; i < DOCUMENT_CASES; i++) {
+    Problem p = document_problem(i);
+    if (runs_here(gpu, &p))
+      check_first(gpu, p, deterministic);
+    else
+      problem_free(&p);
+  }
 }
 
 TEST(documents_see_themselves_alone) {
-  for (size_t i = 0; i < DOCUMENT_CASES; i++) check_first(*state, document_problem(i), false);
+  check_documents(*state, false);
 }
 
 TEST(documents_give_equal_bits_where_that_is_asked_for) {
-  for (size_t i = 0; i < DOCUMENT_CASES; i++) check_first(*state, document_problem(i), true);
+  check_documents(*state, true);
 }
 
 TEST(every_configuration_for_documents_agrees) {
-  for (size_t i = 0; i < 2; i++) {
-    Problem p = document_problem(i);
-    check_all_configurations(*state, &p);
+  static const size_t tried[] = {0, 1, 2, 3, 2 * CASES, 2 * CASES + 1, 2 * CASES + 2};
+  for (size_t i = 0; i < sizeof tried / sizeof *tried; i++) {
+    Problem p = document_problem(tried[i]);
+    if (runs_here(*state, &p)) check_all_configurations(*state, &p);
     problem_free(&p);
   }
 }
@@ -368,7 +433,7 @@ TEST(every_configuration_for_documents_agrees) {
 // Which plans are timed, kept and compiled again is tested without a GPU
 // (tests/emulated/test_attention_plan.c).
 TEST(the_fastest_plan_and_the_remembered_one_agree) {
-  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48, 0});
+  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48, 0, 0});
   for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
     AttentionCall call = call_of(p.s, equal_bits);
     call.both_graphs = true;

@@ -21,7 +21,7 @@ loss() { grep '"kind":"val"' "$folder/$1/log.jsonl" | tail -n 1 | sed -E 's/.*"l
 apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 same() { # WHAT OVERRIDES...: such a run has the bits of the run $name
   local other=$name-$1 file why=''
-  run "$other" backend.kernels="$kernels" backend.precision="$precision" "${@:2}"
+  run "$other" "${chosen[@]}" "${@:2}"
   for file in model.safetensors optimizer.safetensors; do
     why+=$(cmp "$folder/$name/latest/$file" "$folder/$other/latest/$file" 2>&1)
   done
@@ -33,13 +33,17 @@ run cpu-fp8 backend.device=cpu backend.precision=fp8
 run cpu-join backend.device=cpu data.documents=join
 apart_from_join=$(apart "$(loss cpu-bf16)" "$(loss cpu-join)")
 check documents_matter "$(loss cpu-bf16) and $(loss cpu-join)" awk -v d="$apart_from_join" 'BEGIN { exit !(d > 0.002) }' # 2.9e-3
-for precision in bf16 fp8; do
+for kind in bf16 fp8 bias; do # bias: in bf16, and attention as on GPUs for which cuDNN takes no lengths
   # observed: 3.7e-4, in pieces 1.3e-3, in FP8 1.2e-3 and 2.7e-3; joined windows are apart by 2.9e-3
-  of_precision=$all_kernels bound=0.001 of_pieces=0.002
-  [ $precision = bf16 ] || { of_precision=$(fp8_kernels "$config") && bound=0.005 of_pieces=0.005; }
-  for kernels in $of_precision; do
-    name=$kernels-$precision
-    run "$name" backend.kernels="$kernels" backend.precision=$precision
+  of_kind=$all_kernels precision=bf16 attention=auto bound=0.001 of_pieces=0.002
+  case $kind in
+  fp8) of_kind=$(fp8_kernels "$config") precision=fp8 bound=0.005 of_pieces=0.005 ;;
+  bias) attention=bias ;;
+  esac
+  for kernels in $of_kind; do
+    name=$kernels-$kind
+    chosen=("backend.kernels=$kernels" "backend.precision=$precision" "backend.document_attention=$attention")
+    run "$name" "${chosen[@]}"
     d=$(apart "$(loss cpu-$precision)" "$(loss "$name")")
     echo "# $name: validation loss $(loss "$name"), the CPU's $(loss cpu-$precision), apart by $d, bound $bound; joined windows by" \
       "$apart_from_join"
@@ -47,14 +51,14 @@ for precision in bf16 fp8; do
     same again
     same launched backend.graphs=false
     same resumed "train.resume=$folder/$name/step-00000020"
-    "$TRAIN" "$config" backend.kernels="$kernels" backend.precision=$precision "output.dir=$folder/$name-cut" >"$folder/said" 2>&1 &
+    "$TRAIN" "$config" "${chosen[@]}" "output.dir=$folder/$name-cut" >"$folder/said" 2>&1 &
     process=$!
     wait_for '"kind":"train","step":23,' "$folder/$name-cut/log.jsonl" $process
     kill -KILL $process
     wait $process 2>/dev/null
     same cut train.resume=auto
-    run "$name-pieces" backend.kernels="$kernels" backend.precision=$precision train.gradient_accumulation=2 train.batch_size=4 \
-      train.loss_chunks=2 train.recompute=layer
+    run "$name-pieces" "${chosen[@]}" train.gradient_accumulation=2 train.batch_size=4 train.loss_chunks=2 \
+      train.recompute=layer
     d=$(apart "$(loss cpu-$precision)" "$(loss "$name-pieces")")
     echo "# $name in pieces: apart by $d, bound $of_pieces"
     check "${name}_in_pieces_agrees_with_the_cpu" "$d" awk -v d="$d" -v b=$of_pieces 'BEGIN { exit !(d <= b) }'
@@ -62,9 +66,13 @@ for precision in bf16 fp8; do
 done
 # A split whose ends are not known has whole windows, between recorded steps of documents: planned at the start.
 cp -r "$folder/data" "$folder/bare" && rm "$folder"/bare/val-*.docs
-for graphs in true false; do run "bare-$graphs" "data.val=$folder/bare" backend.graphs=$graphs; done
-check whole_windows_are_validated_beside_documents "$(loss bare-true) and $(loss bare-false)" \
-  test "$(loss bare-true)" = "$(loss bare-false)"
+for attention in auto bias; do
+  for graphs in true false; do
+    run "bare-$attention-$graphs" "data.val=$folder/bare" backend.graphs=$graphs backend.document_attention=$attention
+  done
+  check "whole_windows_are_validated_beside_documents_$attention" "$(loss bare-$attention-true), $(loss bare-$attention-false)" \
+    test "$(loss bare-$attention-true)" = "$(loss bare-$attention-false)"
+done
 # Documents of a validation, between recorded steps without any: a window each.
 cp -r "$folder/data" "$folder/endless" && rm "$folder"/endless/train-*.docs
 for graphs in true false; do run "endless-$graphs" "data.train=$folder/endless" backend.graphs=$graphs; done
@@ -81,12 +89,16 @@ for kernels in $all_kernels; do
     check "short_documents_in_batches_of_${batch}_have_one_loss_$kernels" "$d" awk -v d="$d" 'BEGIN { exit !(d <= 1e-3) }'
   done
 done
-# Judged as on a card whose attention does not stop at documents' ends.
-evaluated() { "$TRAIN" --eval "$folder/bare-true" --data "$folder/data" "$@" | sed -nE 's/^loss +([0-9.]+).*/\1/p'; }
+# Judged in a window a piece of a document, as where the bias of long windows would take too much memory; and with a bias.
+evaluated() { "$TRAIN" --eval "$folder/bare-auto-true" --data "$folder/data" "$@" | sed -nE 's/^loss +([0-9.]+).*/\1/p'; }
 for mode in mask join; do
   with=$(evaluated --documents $mode) without=$(CODA_DOCUMENT_ATTENTION=none evaluated --documents $mode)
   d=$(apart "$with" "$without")
   check "${mode}_is_judged_the_same_without_attention_to_documents" "$with and $without" \
     awk -v d="$d" 'BEGIN { exit !(d <= 1e-3) }'
 done
+biased() { "$TRAIN" --eval "$folder/bare-bias-true" --data "$folder/data" | sed -nE 's/^loss +([0-9.]+).*/\1/p'; }
+with=$(biased) without=$(CODA_DOCUMENT_ATTENTION=none biased)
+d=$(apart "$with" "$without")
+check a_bias_judges_the_same "$with and $without" awk -v d="$d" 'BEGIN { exit !(d <= 1e-3) }'
 exit "$failed"

@@ -14,6 +14,7 @@ typedef struct Case {
   int64_t B, T, chunks; // chunks, micro_batches 0: 1
   int micro_batches;
   int64_t documents;  // usual_documents; 0: whole windows
+  bool biased;        // Spec.biases_documents
   bool deterministic; // a second training has the same bits
   MasterType masters;
   GradientType gradients;
@@ -135,6 +136,7 @@ static void compare(const Case *c) {
   Backend *be = backend_cpu_create(&spec);
   train(c, be, cpu);
   be->services.destroy(be);
+  spec.biases_documents = c->biased;
   assert_true(cpu[STEPS - 1] < cpu[0] - 0.3); // it learned something, so the update was tested too
   for (int mode = 0; mode < KERNEL_MODES; mode++) {
     spec.kernels = kernel_modes[mode].kernels;
@@ -165,6 +167,10 @@ static const Case cases[] = {
     // Attention takes three documents at a time, and some of the recorded calls have none.
     {"of_documents_with_equal_bits", &untied, .B = 4, .T = 96, .micro_batches = 2, .documents = 64,
      .deterministic = true},
+    {"of_biased_documents", &untied, .B = 4, .T = 96, .micro_batches = 2, .documents = 64,
+     .biased = true},
+    {"of_biased_documents_with_equal_bits", &untied, .B = 4, .T = 96, .micro_batches = 2,
+     .documents = 64, .biased = true, .deterministic = true},
     {"tied_in_chunks_and_micro_batches", &tied, .B = 4, .T = 77, .chunks = 2, .micro_batches = 2},
     {"tied_in_chunks", &tied, .B = 4, .T = 77, .chunks = 2}, // which add up apart
 };

@@ -33,7 +33,7 @@ static Choices *open_choices(const char *path) {
 }
 
 // Plans for the plain call and for all that differ from it in one thing; numbers tell them apart.
-enum { CALLS = 9 };
+enum { CALLS = 10 };
 static Asked asked(int i) {
   Asked a = plain;
   AttentionCall *c = &a.call;
@@ -45,6 +45,7 @@ static Asked asked(int i) {
   if (i == 6) c->backward = false;
   if (i == 7) c->deterministic = true;
   if (i == 8) c->both_graphs = true;
+  if (i == 9) c->shape.mask = MASK_BIAS;
   a.plan.graph = attention_graph_of(c);
   a.plan.number = c->deterministic ? 0 : i + 1;
   return a;
@@ -175,7 +176,7 @@ TEST(a_line_that_is_no_answer_is_not_trusted) {
                                     "2 2 0.25 0",   // a graph that was no choice,
                                     "9 2 0.25 0",   // none at all
                                     "1 2 inf 0",    "x", ""};
-  static const char question[] = "8 4096 32 8 64 0 1 0 0";
+  static const char question[] = "8 4096 32 8 64 0 0 1 0 0";
   AttentionPlan found;
   Choices *all = open_choices(NULL);
   choices_keep(all, question, "1 2 0.25 0");

@@ -38,7 +38,10 @@ static void check_fits(const char *path, int gigabytes, const char *model) {
   must(config_load(&c, path, model ? 1 : 0, overrides, &err), &err);
   Hardware card = card_of((size_t)gigabytes * 1000000000);
   card.card.mainloop = gigabytes < 80 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
+  card.card.major = gigabytes < 80 ? 8 : 9;
   const Spec spec = spec_resolve(&c, run_spec(&c), &card);
+  assert_int_equal(spec.biases_documents,
+                   card.card.major == 8 && c.data.documents == DOCUMENTS_MASK);
   MemoryPlan plan;
   memory_plan(&plan, &c.model, &spec);
   const double gib = (double)plan.total_bytes / (1 << 30);
@@ -259,6 +262,41 @@ TEST(deterministic_documents_need_no_more_than_whole_windows) {
   assert_int_equal(document_calls(&c).per_call, 1);
   c.train = false;
   assert_int_equal(document_calls(&c).per_call, 85);
+}
+
+// The bias takes its own bytes, whatever the documents are, and no heads need the scores.
+TEST(biased_documents_need_no_more_than_the_bias) {
+  Spec c = {TRAINS(8, 4096, 8),    .D = 2048, .F = 8192, .H = 32, .KV = 8, .d = 72, .V = 128256,
+            .max_tokens = 8 * 4096};
+  for (int deterministic = 0; deterministic < 2; deterministic++) {
+    c.deterministic = deterministic;
+    c.usual_documents = 0;
+    c.biases_documents = false;
+    spec_estimate_gpu(&c);
+    const size_t windows = c.workspace_bytes;
+    c.biases_documents = true;
+    c.longest_document = 4000;
+    for (c.usual_documents = 0; c.usual_documents < 1000; c.usual_documents += 333) {
+      spec_estimate_gpu(&c);
+      assert_int_equal(c.workspace_bytes - windows, (size_t)8 * 4096 * 4096 * 2);
+      assert_int_equal(document_calls(&c).usual, c.usual_documents > 0);
+    }
+  }
+}
+
+TEST(a_bias_is_for_gpus_to_which_cudnn_gives_no_lengths) {
+  static const struct {
+    int major;
+    int64_t d;
+    bool deterministic, biases;
+  } cards[] = {{8, 64, false, true},  {9, 64, false, false},  {9, 64, true, false},
+               {9, 72, false, false}, {10, 64, false, false}, {10, 64, true, true},
+               {10, 72, false, true}, {11, 64, false, true},  {12, 64, false, true}};
+  for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+    const Gpu card = {.major = cards[i].major};
+    if (gpu_biases_documents(&card, cards[i].d, cards[i].deterministic) != cards[i].biases)
+      fail_msg("%d, head_dim %lld", card.major, (long long)cards[i].d);
+  }
 }
 
 // Tiles of 64 columns leave more parts of row statistics than those of 128.
