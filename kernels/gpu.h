@@ -31,11 +31,11 @@ typedef struct Gpu {
   size_t used_before;  // and in use when it was opened: the context, other programs
   size_t l2_bytes;
   int driver, runtime; // CUDA versions, 13000 = 13.0
+  size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0; gpu_find and gpu_open read it
   GpuRates rates;
   // While it is open
   struct CUstream_st *stream;   // a cudaStream_t: all work of a step runs on it, in order
   struct CublasLt *lt;          // cuBLASLt's functions
-  size_t cublaslt;              // its version, 130200 = 13.2.0
   struct cublasLtContext *blas; // a cublasLtHandle_t
   void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
   size_t workspace_bytes;
@@ -84,6 +84,15 @@ Backend *backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err);
 
 // 0 if the fused kernels run with this model, else -1 and why not.
 int backend_fused_supported(const Spec *spec, Error *err);
+
+// Of a fused backend: from now on these operations run on programs, and no others. A model that was
+// created on it before is no longer valid. -1: no memory.
+int backend_fuse(Backend *be, OperationSet operations, Error *err);
+
+// What was found out about this GPU at an earlier start, in the file that keeps the times of
+// products; cache: as Spec.gemm_cache. recall returns fresh memory, NULL where nothing is known.
+char *gpu_recall(const Gpu *gpu, const char *cache, const char *question);
+void gpu_remember(const Gpu *gpu, const char *cache, const char *question, const char *answer);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,8 @@
 // The work of operations, by the rows of kernels/ops.def.
 #include "kernels/ops.h"
 
+_Static_assert(OPERATION_COUNT <= 8 * sizeof(OperationSet), "a bit for each operation");
+
 // Bytes of one element of an operand, in all its forms.
 static double copies_bytes(const Spec *spec, const Operand *x) {
   return (double)((x->data ? act_bytes(spec) : 0) + (x->by_row ? fp8_bytes(spec) : 0) +

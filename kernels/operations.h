@@ -1,6 +1,8 @@
 // The operations by name (kernels/ops.def declares them), and the choices of a configuration about
 // kernels.
 #pragma once
+#include <stdbool.h>
+#include <stdint.h>
 
 #define OP(name, ...) OP_##name,
 typedef enum Operation {
@@ -18,10 +20,32 @@ static inline const char *operation_name(Operation operation) {
   return names[operation];
 }
 
+// The program that runs it fused, in bf16 or FP8, as kernels/fused/programs.h names it; "NONE".
+static inline const char *operation_program(Operation operation, bool fp8) {
+#define OP(name, type, function, program, fp8_program, ...) {#program, #fp8_program},
+  static const char *const names[OPERATION_COUNT][2] = {
+#include "kernels/ops.def"
+  };
+#undef OP
+  return names[operation][fp8];
+}
+
 // True for the operations of every training step: a validation has a loss of its own, and only
 // layers that are recomputed in FP8 are requantized.
 static inline int operation_trains(Operation operation) {
   return operation != OP_validation_loss && operation != OP_requantize;
+}
+
+// Bits of operations.
+typedef uint32_t OperationSet;
+
+// The operations that have to run on the same kind of kernels as this one, itself among them:
+// down_dgrad reads z as gate_up stored it, and the losses share memory.
+static inline OperationSet operations_with(Operation operation) {
+  const OperationSet self = (OperationSet)1 << operation,
+                     mlp = (OperationSet)1 << OP_gate_up | (OperationSet)1 << OP_down_dgrad,
+                     loss = (OperationSet)1 << OP_validation_loss | (OperationSet)1 << OP_head_loss;
+  return self & mlp ? mlp : self & loss ? loss : self;
 }
 
 // The kernels that run an operation. A fused backend runs an operation on the unfused kernels where

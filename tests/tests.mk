@@ -34,6 +34,8 @@ build/%/test_folder_faults build/%/test_checkpoint_faults build/%/test_prepare_f
   EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_BENCH:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_find
+WRAP_CHECK := gpu_recall gpu_remember backend_gpu_create backend_fused_supported backend_fuse
+build/%/unit/test_check: EXTRA_LIBS = $(WRAP_CHECK:%=-Wl,--wrap=%)
 
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.
 LOADED := $(patsubst %,build/release/tests/%.so,symlink_stub slow_sync $(RECORDER))

@@ -1,7 +1,7 @@
-// A file that remembers the fastest algorithms from one start to the next. It is text: a line that
-// names its GPU, driver and library, a line for each choice (the question, then the answer), and a
-// checksum of everything before it. A file that differs in the first line or in the checksum counts
-// as empty. Needs no CUDA.
+// A file that remembers from one start to the next what was found out about a GPU, such as the
+// fastest algorithms. It is text: a line that names its GPU, driver and library, a line for each
+// choice (the question, then the answer), and a checksum of everything before it. A file that
+// differs in the first line or in the checksum counts as empty. Needs no CUDA.
 #pragma once
 #include <stddef.h>
 

@@ -233,14 +233,35 @@ static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
   return &gemm->plans[gemm->count++];
 }
 
-void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
-  *gemm = (Gemm){.gpu = gpu};
+static Choices choices_of(const Gpu *gpu, const char *cache_path) {
+  Choices choices;
   char *usual = cache_path ? NULL : choices_path("gemm", gpu->name, gpu->driver, gpu->cublaslt);
   char *first = xasprintf("coda gemm 3 gpu %s sm %d driver %d cublaslt %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, gpu->cublaslt);
-  choices_open(&gemm->choices, cache_path && *cache_path ? cache_path : usual, first);
+  choices_open(&choices, cache_path && *cache_path ? cache_path : usual, first);
   free(usual);
   free(first);
+  return choices;
+}
+
+void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
+  *gemm = (Gemm){.gpu = gpu, .choices = choices_of(gpu, cache_path)};
+}
+
+char *gpu_recall(const Gpu *gpu, const char *cache, const char *question) {
+  Choices choices = choices_of(gpu, cache);
+  const char *answer = choices_find(&choices, question);
+  char *copy = answer ? xstrdup(answer) : NULL;
+  if (copy) copy[strcspn(copy, "\n")] = '\0';
+  choices_close(&choices);
+  return copy;
+}
+
+void gpu_remember(const Gpu *gpu, const char *cache, const char *question, const char *answer) {
+  Choices choices = choices_of(gpu, cache);
+  choices_keep(&choices, question, answer);
+  choices_save(&choices);
+  choices_close(&choices);
 }
 
 void gemm_close(Gemm *gemm) {

@@ -28,6 +28,10 @@ static bool has_program(Operation operation) {
   return programs[operation][0] != PROGRAM_NONE;
 }
 
+static bool has_failed(const Spec *spec, Operation operation) {
+  return (spec->failed & operations_with(operation)) != 0;
+}
+
 static bool occurs(const Cuda *c, Operation operation) {
   return c->base.spec.train || operation <= OP_validation_loss;
 }
@@ -43,7 +47,8 @@ static void settle_kinds(Cuda *c, Mainloop mainloop) {
   Backend *be = &c->base;
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
     const OperationWork w = cuda_work(c, i);
-    const bool fused = has_program(i) && w.N < MOST_COLUMNS && w.K < MOST_COLUMNS &&
+    const bool fused = has_program(i) && !has_failed(&be->spec, i) && w.N < MOST_COLUMNS &&
+                       w.K < MOST_COLUMNS &&
                        (c->base.spec.kernels == KERNELS_FUSED || pays(c, i, mainloop));
     be->kinds[i] = fused ? KERNEL_FUSED : KERNEL_UNFUSED;
   }
@@ -51,10 +56,12 @@ static void settle_kinds(Cuda *c, Mainloop mainloop) {
   if (mainloop == MAINLOOP_WGMMA) be->kinds[OP_muon] = KERNEL_FUSED;
 }
 
-static void describe(Backend *be) {
-  const char *lead = "; unfused, for their width:";
+static void describe(Backend *be, bool failed) {
+  const char *lead =
+      failed ? "; unfused, for their programs failed the check:" : "; unfused, for their width:";
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
-    if (!has_program(i) || be->kinds[i] == KERNEL_FUSED) continue;
+    if (!has_program(i) || be->kinds[i] == KERNEL_FUSED || has_failed(&be->spec, i) != failed)
+      continue;
     const size_t used = strlen(be->description);
     snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
              operation_name(i));
@@ -139,17 +146,27 @@ static Backend *fused_create(const Spec *spec, const Gpu *gpu, Error *err) {
   Cuda *c = &f->unfused.cuda;
   c->base.spec = *spec;
   settle_kinds(c, mainloop);
-  const bool failed = unfused_open(&f->unfused, spec, gpu, err) ||
-                      fused_kernels_open(&f->kernels, mainloop, &c->gpu, err);
+  const bool unopened = unfused_open(&f->unfused, spec, gpu, err) ||
+                        fused_kernels_open(&f->kernels, mainloop, &c->gpu, err);
   phase_end(&c->base.opening, "fused kernels");
-  if (failed || make_workspace(f, err) ||
+  if (unopened || make_workspace(f, err) ||
       cuda_ready(c, mainloop == MAINLOOP_WGMMA ? "cuda, fused" : "cuda, fused by mma.sync", err)) {
     cuda_destroy(&c->base);
     return NULL;
   }
   set_operations(&c->base, mainloop);
-  describe(&c->base);
+  describe(&c->base, true);
+  describe(&c->base, false);
   return &c->base;
+}
+
+int backend_fuse(Backend *be, OperationSet operations, Error *err) {
+  Fused *f = fused_of(be);
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    if (has_program(i)) be->kinds[i] = operations >> i & 1 ? KERNEL_FUSED : KERNEL_UNFUSED;
+  unfused_set_operations(be);
+  set_operations(be, f->kernels.mainloop);
+  return unfused_take_product(&f->unfused, err);
 }
 
 // ---- Either backend
@@ -162,6 +179,7 @@ int gpu_find(Gpu *gpu, Error *err) {
       fused_mainloop(MAINLOOP_AUTO, gpu, &gpu->mainloop, err) ||
       cublaslt_open(&lt, CUBLASLT_LIBRARY, err))
     return -1;
+  gpu->cublaslt = lt.GetVersion();
   return cudnn_open(&cudnn, err);
 }
 

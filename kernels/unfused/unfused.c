@@ -147,21 +147,32 @@ static int64_t product_cols(const Backend *be, const Spec *c) {
   return cols;
 }
 
-int unfused_open(Unfused *u, const Spec *spec, const Gpu *gpu, Error *err) {
-  Backend *be = &u->cuda.base;
-  if (cuda_open(&u->cuda, spec, gpu, err)) return -1;
+void unfused_set_operations(Backend *be) {
 #define OP(name, type, function, ...) be->name = unfused_##function;
 #define GENERATION(name, type) be->name = unfused_##name;
 #include "kernels/ops.def"
 #undef OP
 #undef GENERATION
+}
+
+int unfused_take_product(Unfused *u, Error *err) {
+  const Backend *be = &u->cuda.base;
+  const int64_t elements = be->spec.max_tokens * product_cols(be, &be->spec);
+  cuda_give_back(&u->cuda, u->product);
+  u->product = NULL;
+  if (!be->spec.train || elements == 0) return 0;
+  u->product = cuda_take(&u->cuda, (size_t)elements * sizeof(bf16_bits), err);
+  return u->product ? 0 : -1;
+}
+
+int unfused_open(Unfused *u, const Spec *spec, const Gpu *gpu, Error *err) {
+  Backend *be = &u->cuda.base;
+  if (cuda_open(&u->cuda, spec, gpu, err)) return -1;
+  unfused_set_operations(be);
   be->spec.most_parts.sumsq = copy_parts(spec->D);
   be->spec.most_parts.s =
       copy_parts(spec->F * 2 > packed_width(spec) ? spec->F * 2 : packed_width(spec));
-  const int64_t elements = spec->max_tokens * product_cols(be, spec);
-  if (!spec->train || elements == 0) return 0;
-  u->product = cuda_take(&u->cuda, (size_t)elements * sizeof(bf16_bits), err);
-  return u->product ? 0 : -1;
+  return unfused_take_product(u, err);
 }
 
 Backend *backend_unfused_create(const Spec *spec, const Gpu *gpu, Error *err) {

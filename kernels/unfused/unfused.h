@@ -23,6 +23,9 @@ Backend *backend_unfused_create(const Spec *spec, const Gpu *gpu, Error *err);
 
 // As cuda_open; also sets this backend's operations and allocates their scratch.
 int unfused_open(Unfused *u, const Spec *spec, const Gpu *gpu, Error *err);
+// The two parts of it that follow from base.kinds, for when these have changed. -1: no memory.
+void unfused_set_operations(Backend *be);
+int unfused_take_product(Unfused *u, Error *err);
 
 QkvOp unfused_qkv;
 QkvTokenOp unfused_qkv_token;

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "base/minmax.h"
 #include "kernels/bf16_products.h"
+#include "model/run/check.h"
 
 // A batch of random windows has a quarter more documents than the mean only seldom.
 void spec_documents(Spec *asked, const Loader *loader) {
@@ -43,8 +44,15 @@ bool hardware_attends_documents(const Hardware *h, int64_t d, int64_t T) {
          (!h->gpu || T <= LONGEST_BIASED || !gpu_biases_documents(&h->card, d, false));
 }
 
+static bool auto_fuses(const Spec *spec, const Gpu *gpu) {
+  Error ignored;
+  return spec->kernels == KERNELS_AUTO && gpu_fuses(gpu) &&
+         backend_fused_supported(spec, &ignored) == 0;
+}
+
 Backend *backend_open(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
   Spec scaled = *spec;
+  if (h->gpu && auto_fuses(spec, &h->card)) scaled.failed = check_remembered(spec, &h->card);
   if (spec->fp8) scalings_declare(&c->model, &scaled);
   Backend *be = h->gpu ? backend_gpu_create(&scaled, &h->card, err) : backend_cpu_create(&scaled);
   free((void *)scaled.scalings);

@@ -43,6 +43,7 @@ typedef struct Bench {
   Sample *samples;
   int sample_count, sample_capacity;
   double seconds;    // of measuring; 0: as many as usual
+  bool quiet;        // prints nothing
   double sampled_ms; // when clocks and power were last read
 } Bench;
 
@@ -422,7 +423,7 @@ static int run_sides(Bench *b, Error *err) {
     close_side(&b->sides[BENCH_UNFUSED]);
     r->apart = true;
   }
-  print_model(b);
+  if (!b->quiet) print_model(b);
   b->tokens = xmalloc(2 * (size_t)batch_rows(&be->spec) * sizeof *b->tokens);
   b->forward = xcalloc((size_t)b->config.model.num_hidden_layers, sizeof *b->forward);
   b->marks = xmalloc((size_t)b->most_marks * sizeof *b->marks);
@@ -466,28 +467,44 @@ int bench_steps(const Config *config, double seconds, double *ms, Error *err) {
   return status;
 }
 
-int bench_run(int argc, char **argv, BenchResult *result, Error *err) {
+static Bench bench_of(BenchResult *result) {
   const Spread none = spread_of(NULL, 0);
-  Bench b = {.result = result};
   *result = (BenchResult){.only = OPERATION_COUNT, .gain = none};
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
     result->step[kind] = none;
     for (int pass = 0; pass < BENCH_PASSES; pass++) result->layer[pass][kind] = none;
   }
-  int status = parse(&b, argc, argv, err);
-  result->whole = result->only == OPERATION_COUNT;
-  if (status == 0) status = run_sides(&b, err);
+  return (Bench){.result = result};
+}
+
+static int run_bench(Bench *b, Error *err) {
+  b->result->whole = b->result->only == OPERATION_COUNT;
+  const int status = run_sides(b, err);
   if (status == 0) {
-    sum_up(&b);
-    bench_derive(result);
-    bench_print(result);
+    sum_up(b);
+    bench_derive(b->result);
   }
-  for (int kind = 0; kind < BENCH_KINDS; kind++) close_side(&b.sides[kind]);
-  free(b.samples);
-  free(b.tokens);
-  free(b.forward);
-  free(b.marks);
+  for (int kind = 0; kind < BENCH_KINDS; kind++) close_side(&b->sides[kind]);
+  free(b->samples);
+  free(b->tokens);
+  free(b->forward);
+  free(b->marks);
   return status;
+}
+
+int bench_run(int argc, char **argv, BenchResult *result, Error *err) {
+  Bench b = bench_of(result);
+  if (parse(&b, argc, argv, err) != 0 || run_bench(&b, err) != 0) return -1;
+  bench_print(result);
+  return 0;
+}
+
+int bench_config(const Config *config, double seconds, BenchResult *result, Error *err) {
+  Bench b = bench_of(result);
+  b.config = *config;
+  b.seconds = seconds;
+  b.quiet = true;
+  return run_bench(&b, err);
 }
 
 int bench_command(int argc, char **argv, Error *err) {

@@ -83,3 +83,5 @@ int bench_steps(const Config *config, double seconds, double *ms, Error *err);
 
 // The words after --bench, which are reordered. Measures, fills in the result, and prints it.
 int bench_run(int argc, char **argv, BenchResult *result, Error *err);
+// The same of this config, and prints nothing.
+int bench_config(const Config *config, double seconds, BenchResult *result, Error *err);

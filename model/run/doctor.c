@@ -10,6 +10,7 @@
 #include "kernels/gpu.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
+#include "model/run/check.h"
 #include "model/run/commands.h"
 
 static const char tiny_run[] =
@@ -81,6 +82,56 @@ static int check_bf16(const char *name, BackendConfig backend, double expected) 
   return 1;
 }
 
+// ---- Fused programs
+
+// Large enough that a program's time is not its launch's.
+static const char timed_run[] =
+    "{\"model\": {\"hidden_size\": 1024, \"intermediate_size\": 2816, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 16, \"num_key_value_heads\": 4, \"vocab_size\": 32000},"
+    " \"data\": {\"train\": \"none\"}, \"output\": {\"dir\": \"none\"},"
+    " \"train\": {\"steps\": 1, \"sequence_length\": 1024, \"batch_size\": 4}}";
+
+static int time_programs(BenchResult *times, bool fp8, Mainloop mainloop, Error *err) {
+  enum { SECONDS = 1 };
+  Config config;
+  if (config_parse(&config, "the doctor's timed run", timed_run, 0, NULL, err) != 0) return -1;
+  config.backend.device = DEVICE_CUDA;
+  config.backend.kernels = KERNELS_FUSED;
+  config.backend.mainloop = mainloop;
+  config.backend.precision = fp8 ? PRECISION_FP8 : PRECISION_BF16;
+  return bench_config(&config, SECONDS, times, err);
+}
+
+// 1 if a program is wrong.
+static int check_table(const Gpu *gpu, bool fp8, Mainloop mainloop) {
+  const char *precision = fp8 ? "FP8" : "bf16",
+             *loop = mainloop == MAINLOOP_WGMMA ? "wgmma" : "mma.sync";
+  Check check;
+  BenchResult times;
+  Error err;
+  if (check_programs(&check, fp8, mainloop, gpu, &err) != 0) {
+    printf("----  programs in %s by %s: %s\n", precision, loop, err.text);
+    return 0;
+  }
+  const bool timed = time_programs(&times, fp8, mainloop, &err) == 0;
+  printf("\nprograms in %s by %s on %s, compute capability %d.%d, driver %s\n", precision, loop,
+         gpu->name, gpu->major, gpu->minor,
+         timed && times.gauges.driver[0] ? times.gauges.driver : "of unknown version");
+  check_print(&check, fp8, timed ? &times : NULL);
+  if (!timed) printf("----  no times: %s\n", err.text);
+  return check_failed(&check) != 0;
+}
+
+static int check_tables(const Gpu *gpu) {
+  int failed = 0;
+  for (Mainloop loop = MAINLOOP_WGMMA; loop <= MAINLOOP_MMA_SYNC; loop++)
+    for (int fp8 = 0; fp8 < 2; fp8++)
+      if (loop == MAINLOOP_MMA_SYNC || gpu->mainloop == loop) failed |= check_table(gpu, fp8, loop);
+  return failed;
+}
+
+// ---- All paths
+
 static int check_cpu_products(double expected) {
   const BackendConfig backend = {.device = DEVICE_CPU, .cpu_products = PRODUCTS_BF16};
   Error err;
@@ -115,7 +166,8 @@ int doctor_command(int argc, char **argv, Error *err) {
   failed |= check_bf16("cuda, unfused", cuda, expected);
   const Spec any_that_fits = {.D = 8, .F = 8, .d = 8};
   if (backend_fused_supported(&any_that_fits, err) == 0)
-    cuda.kernels = KERNELS_FUSED, failed |= check_bf16("cuda, fused", cuda, expected);
+    cuda.kernels = KERNELS_FUSED,
+    failed |= check_bf16("cuda, fused", cuda, expected) | check_tables(&gpu);
   else
     printf("----  cuda, fused: %s\n", err->text);
   return failed;

@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "kernels/gpu.h"
 #include "kernels/ops.h"
+#include "model/run/check.h"
 #include "tests/support/bf16.h"
 #include "tests/support/test.h"
 
@@ -219,34 +220,16 @@ static inline float *stat_read(Bench *b, RowStat s, int64_t M) {
 
 // ---- Errors
 
-// Errors relative to the reference: of the whole in the L2 norm, and the largest against its
-// largest value.
-typedef struct Deviation {
-  double l2, largest;
-} Deviation;
-
-static inline Deviation deviation(const float *x, const float *reference, int64_t n) {
-  double square = 0, norm = 0, worst = 0, top = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const double d = fabs((double)x[i] - (double)reference[i]);
-    square += d * d;
-    norm += (double)reference[i] * (double)reference[i];
-    if (!(d <= worst)) worst = d; // a NaN stays
-    if (fabs((double)reference[i]) > top) top = fabs((double)reference[i]);
-  }
-  return (Deviation){sqrt(square / (norm > 0 ? norm : 1)), worst / (top > 0 ? top : 1)};
-}
-
-// x may deviate from the reference by twice what the twin does, and `floor` more (fp32 sums in
-// another order).
+// x may deviate from the reference by deviation_bound of the twin's.
 static inline void expect_near(const char *what, const float *x, const float *twin,
                                const float *reference, int64_t n, double floor) {
-  const Deviation d = deviation(x, reference, n), t = deviation(twin, reference, n);
-  const double l2 = 2 * t.l2 + floor, largest = 2 * t.largest + floor;
-  printf("# %-34s L2 %.2e (bound %.2e)  largest %.2e (bound %.2e)\n", what, d.l2, l2, d.largest,
-         largest);
+  const Deviation d = deviation(x, reference, n),
+                  bound = deviation_bound(deviation(twin, reference, n), floor);
+  printf("# %-34s L2 %.2e (bound %.2e)  largest %.2e (bound %.2e)\n", what, d.l2, bound.l2,
+         d.largest, bound.largest);
   fflush(stdout);
-  if (!(d.l2 <= l2 && d.largest <= largest)) fail_msg("%s is outside of its bound", what);
+  if (!(d.l2 <= bound.l2 && d.largest <= bound.largest))
+    fail_msg("%s is outside of its bound", what);
 }
 
 static inline void expect_same(const char *what, const float *x, const float *expected, int64_t n) {

@@ -35,6 +35,8 @@ ends_clearly() { # NAME WORDS STATUS: one sentence and status 1, and no crash
     test "$(grep -c "$2" "$folder/said.err")/$(wc -l <"$folder/said.err")" = 1/1
 }
 # One that fails may cost nothing but speed, such as that which times products are tried in: then the run ends well.
+# The check of programs is remembered first: where it finds no memory, the programs count as right.
+must "$faulty" "$config" "${options[@]}" train.steps=2 optimizer.warmup_steps=1 train.resume= "output.dir=$folder/checked"
 refused=0 wrong=''
 for ((at = 1; at <= 25; at++)); do
   FAIL_ALLOCATION=$at "$faulty" "$config" "${options[@]}" train.steps=2 optimizer.warmup_steps=1 train.resume= \
