@@ -47,7 +47,8 @@ typedef struct Spec {
   // ---- The backend
   int threads;            // CPU; 0: all
   KernelChoice kernels;   // GPU, as all that follow
-  OperationSet failed;    // of auto: their programs give wrong results on this GPU
+  OperationSet failed;    // of auto: their programs give wrong results on this GPU,
+  OperationSet slow;      // or are slower there than unfused kernels
   Mainloop mainloop;      // auto: as wide as wgmma's, where memory is planned
   bool deterministic;     // attention's backward gives the same bits every time, at a cost
   bool graphs;            // replay_begin captures launches in CUDA graphs

@@ -4,7 +4,7 @@
 # usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default;
 # quickstart, the default on a CPU
 # Each model runs in each of PRECISION (bf16; also fp8) with each of KERNELS ('auto unfused'): auto
-# are the fused kernels, where they pay, mma_sync those on the mainloop of every GPU. With PEERS,
+# are the fused kernels, where they pay, mma_sync all on the mainloop of every GPU. With PEERS,
 # such as 'compile compile+amp' (scripts/torch_llama.py --help lists them), our steps are timed
 # before and after those of PyTorch; PYTHON (python3) has torch. A run that fails is said, and the
 # next one follows.
@@ -73,7 +73,7 @@ time_model() {
   shift 4
   case $kernels in
   auto | fused | unfused) choice=("backend.kernels=$kernels") ;;
-  mma_sync) choice=(backend.mainloop=mma_sync) ;;
+  mma_sync) choice=(backend.kernels=fused backend.mainloop=mma_sync) ;;
   *) program=("$python" scripts/torch_llama.py "$kernels") ;;
   esac
   # Bytes in a larger vocabulary: that has to be said.

@@ -58,8 +58,8 @@ ifdef HAVE_CUDA
 # launch; planted_faults has plain kernels, and a main of its own.
 GPU_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/gpu/test_*.c))
 # They run several at a time, the longest first. Alone: a run's memory is measured as all that is
-# taken on the card, and the bench's steps must not share it.
-GPU_ALONE := $(patsubst %,tests/gpu/test_%.sh,memory bench)
+# taken on the card, and the times of the bench and the check must not share it.
+GPU_ALONE := $(patsubst %,tests/gpu/test_%.sh,memory bench) build/release/tests/gpu/test_check
 GPU_LONG := $(addprefix build/release/tests/gpu/test_,programs operations) \
   $(patsubst %,tests/gpu/test_%.sh,runs offload background) build/release/tests/gpu/test_offload
 GPU_TOGETHER := $(GPU_LONG) \

@@ -28,8 +28,9 @@ static bool has_program(Operation operation) {
   return programs[operation][0] != PROGRAM_NONE;
 }
 
-static bool has_failed(const Spec *spec, Operation operation) {
-  return (spec->failed & operations_with(operation)) != 0;
+// Of the check (model/run/check.c).
+static bool is_left_out(const Spec *spec, Operation operation) {
+  return ((spec->failed | spec->slow) & operations_with(operation)) != 0;
 }
 
 static bool occurs(const Cuda *c, Operation operation) {
@@ -47,7 +48,7 @@ static void settle_kinds(Cuda *c, Mainloop mainloop) {
   Backend *be = &c->base;
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
     const OperationWork w = cuda_work(c, i);
-    const bool fused = has_program(i) && !has_failed(&be->spec, i) && w.N < MOST_COLUMNS &&
+    const bool fused = has_program(i) && !is_left_out(&be->spec, i) && w.N < MOST_COLUMNS &&
                        w.K < MOST_COLUMNS &&
                        (c->base.spec.kernels == KERNELS_FUSED || pays(c, i, mainloop));
     be->kinds[i] = fused ? KERNEL_FUSED : KERNEL_UNFUSED;
@@ -56,12 +57,9 @@ static void settle_kinds(Cuda *c, Mainloop mainloop) {
   if (mainloop == MAINLOOP_WGMMA) be->kinds[OP_muon] = KERNEL_FUSED;
 }
 
-static void describe(Backend *be, bool failed) {
-  const char *lead =
-      failed ? "; unfused, for their programs failed the check:" : "; unfused, for their width:";
+static void describe(Backend *be, const char *lead, OperationSet operations) {
   for (Operation i = 0; i < OPERATION_COUNT; i++) {
-    if (!has_program(i) || be->kinds[i] == KERNEL_FUSED || has_failed(&be->spec, i) != failed)
-      continue;
+    if (!has_program(i) || be->kinds[i] == KERNEL_FUSED || !(operations >> i & 1)) continue;
     const size_t used = strlen(be->description);
     snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
              operation_name(i));
@@ -155,8 +153,9 @@ static Backend *fused_create(const Spec *spec, const Gpu *gpu, Error *err) {
     return NULL;
   }
   set_operations(&c->base, mainloop);
-  describe(&c->base, true);
-  describe(&c->base, false);
+  describe(&c->base, "; unfused, for their programs failed the check:", spec->failed);
+  describe(&c->base, "; unfused, for that is faster here:", spec->slow & ~spec->failed);
+  describe(&c->base, "; unfused, for their width:", ~(spec->failed | spec->slow));
   return &c->base;
 }
 

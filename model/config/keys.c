@@ -174,8 +174,8 @@ const Key config_keys[] = {
     CHOICE(backend, device, devices, "\"auto\"", 0,
            "where to train; auto: the GPU if there is one"),
     CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
-           "GPU kernels; auto: fused ones where they are faster, and right by a check at the first "
-           "start; fused: every program that can run, at any width; unfused: a separate kernel for "
+           "GPU kernels; auto: fused ones where they are faster, and right: the first start tries "
+           "each; fused: every program that can run, at any width; unfused: a separate kernel for "
            "everything around a GEMM"),
     CHOICE(backend, mainloop, mainloops, "\"auto\"", SHAPES,
            "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: for any GPU from compute "

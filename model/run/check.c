@@ -10,6 +10,8 @@
 
 #include "base/bf16.h"
 #include "base/memory.h"
+#include "base/minmax.h"
+#include "base/os.h"
 #include "base/rng.h"
 #include "kernels/gpu.h"
 
@@ -41,7 +43,7 @@ Spec check_spec(bool fp8) {
                                    .threads = 1});
 }
 
-// ---- Attention. It is cuDNN's with either kind of kernels, and cuDNN would compile for these sizes
+// ---- Attention. With either kind of kernels it is cuDNN's, which would compile for these sizes
 // for seconds. So the CPU takes its place.
 
 typedef struct HostAttention {
@@ -179,9 +181,10 @@ static void add_backward(Step *s, const Llama *llama) {
 }
 
 static Batch batch_new(const Llama *llama) {
-  Batch batch = batch_alloc(ROWS);
+  const int64_t rows = batch_rows(&llama->spec);
+  Batch batch = batch_alloc(rows);
   const uint64_t V = (uint64_t)llama->spec.V;
-  for (int i = 0; i < ROWS; i++) {
+  for (int64_t i = 0; i < rows; i++) {
     batch.tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % V);
     batch.targets[i] = i % 11 == 3 ? NO_TARGET : (int32_t)(rng_u64(2, (uint64_t)i) % V);
   }
@@ -313,15 +316,16 @@ static void print_row(const CheckedOperation *c, Operation operation, bool fp8,
   printf("%s  %-15s %-32s %8.1e %8.1e", c->passed ? "PASS" : "FAIL", operation_name(operation),
          operation_program(operation, fp8), fabs(c->error), c->bound);
   if (timed)
-    printf(" %8.3f %8.2f", timed->time[BENCH_FUSED].median, op_rates(times, timed).over_bare);
+    printf(" %8.3f %8.2f %8.2f", timed->time[BENCH_FUSED].median, op_rates(times, timed).over_bare,
+           1 / op_rates(times, timed).unfused_over);
   else
-    printf(" %8s %8s", "-", "-");
+    printf(" %8s %8s %8s", "-", "-", "-");
   printf("  %s\n", c->tensor);
 }
 
 void check_print(const Check *check, bool fp8, const BenchResult *times) {
-  printf("      %-15s %-32s %8s %8s %8s %8s  %s\n", "operation", "program", "error", "allowed",
-         "ms", "/cuBLASLt", "worst in");
+  printf("      %-15s %-32s %8s %8s %8s %8s %8s  %s\n", "operation", "program", "error", "allowed",
+         "ms", "/cuBLASLt", "/unfused", "worst in");
   for (int i = 0; i < check->count; i++) {
     const CheckedOperation *c = &check->list[i];
     for (Operation operation = 0; operation < OPERATION_COUNT; operation++)
@@ -331,25 +335,26 @@ void check_print(const Check *check, bool fp8, const BenchResult *times) {
 
 // ---- On a GPU
 
-// The batch is set later, so that no algorithms are timed for these sizes.
-static Backend *open_fused(bool fp8, Mainloop mainloop, const Gpu *gpu, Error *err) {
-  const ModelConfig model = check_model(fp8);
-  Spec spec = check_spec(fp8);
+// The batch is set later, so that no algorithms are timed and no attention is compiled for it.
+static Backend *open_fused(const ModelConfig *model, Spec spec, const Gpu *gpu, Error *err) {
+  const int64_t batch = spec.batch;
   spec.batch = 0;
   spec.kernels = KERNELS_FUSED;
-  spec.mainloop = mainloop;
-  spec.fp8 = fp8;
-  if (fp8) scalings_declare(&model, &spec);
+  if (spec.fp8) scalings_declare(model, &spec);
   Backend *be = backend_gpu_create(&spec, gpu, err);
   free((void *)spec.scalings);
-  if (be) be->spec.batch = BATCH;
+  if (be) be->spec.batch = batch;
   return be;
 }
 
 int check_programs(Check *check, bool fp8, Mainloop mainloop, const Gpu *gpu, Error *err) {
+  const ModelConfig model = check_model(fp8);
   const Spec spec = check_spec(fp8);
+  Spec by_program = spec;
+  by_program.fp8 = fp8;
+  by_program.mainloop = mainloop;
   const int threads = omp_get_max_threads(); // the CPU's backend sets it
-  Backend *be = open_fused(fp8, mainloop, gpu, err);
+  Backend *be = open_fused(&model, by_program, gpu, err);
   if (!be) return -1;
   Backend *cpu = backend_cpu_create(&spec);
   const int status = check_operations(check, cpu, be, backend_fuse, err);
@@ -359,16 +364,149 @@ int check_programs(Check *check, bool fp8, Mainloop mainloop, const Gpu *gpu, Er
   return status;
 }
 
+// ---- Whether programs pay
+
+enum {
+  TIMED_ROWS = 8192, // at most: by more a time per row hardly changes
+  TIMED_STEPS = 2,
+  MOST_ROUNDS = 3,
+};
+// What a program may lose before it is given up, so that no start decides by chance: a tenth, and a
+// launch. Rounds end when they have taken most_ms.
+static const double slower_by = 1.1, launch_ms = 0.005, most_ms = 500;
+
+// Attention is the same with either kind. The results of these are as large as its.
+static void no_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
+                         stat_t *lse) {
+  const int64_t cols = query_width(&be->spec);
+  (void)lse;
+  be->services.copy(be, o.data, qkv, (size_t)(B * T * cols) * act_bytes(&be->spec));
+  be->requantize(be, B * T, cols, o);
+}
+
+static void no_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv,
+                                  const act_t *o, const stat_t *lse, const act_t *do_,
+                                  act_t *dqkv) {
+  (void)o, (void)lse, (void)do_;
+  be->services.copy(be, dqkv, qkv,
+                    (size_t)(B * T * packed_width(&be->spec)) * act_bytes(&be->spec));
+}
+
+ModelConfig timed_model(const ModelConfig *model, bool fp8) {
+  ModelConfig layer = *model;
+  layer.num_hidden_layers = check_model(fp8).num_hidden_layers;
+  return layer;
+}
+
+Spec timed_spec(const ModelConfig *model, const Spec *run) {
+  const int64_t seq = min_i64(run->seq, TIMED_ROWS),
+                batch = max_i64(1, min_i64(run->batch, TIMED_ROWS / seq)), rows = batch * seq;
+  int64_t chunks = max_i64(1, run->loss_chunks * rows / batch_rows(run));
+  while (run->fp8 && chunks > 1 && rows % (chunks * FP8_GROUP) != 0) chunks--;
+  const ModelConfig layer = timed_model(model, run->fp8);
+  return model_spec(&layer, (Spec){.batch = batch,
+                                   .seq = seq,
+                                   .loss_chunks = chunks,
+                                   .train = true,
+                                   .fp8 = run->fp8,
+                                   .masters = MASTERS_BF16,
+                                   .moments = MOMENTS_BF16,
+                                   .failed = run->failed,
+                                   .mainloop = run->mainloop,
+                                   .gemm_cache = run->gemm_cache});
+}
+
+// Into least, which has the ms of each operation in a step, by these marks of steps.
+static void add_times(double *least, const Mark *marks, int count) {
+  double ms[OPERATION_COUNT] = {0};
+  for (int i = 0; i < count; i++) {
+    if (marks[i].what >= 0) ms[marks[i].what] += marks[i + 1].ms - marks[i].ms;
+    if (marks[i].what != MARK_STEP_END) continue;
+    for (Operation op = 0; op < OPERATION_COUNT; op++) {
+      least[op] = fmin(least[op], ms[op]);
+      ms[op] = 0;
+    }
+  }
+}
+
+// The first step loads kernels, and in FP8 finds the scales. While the GPU works on a step the next
+// is launched.
+static int time_steps(double *least, const ModelConfig *model, Backend *be, FuseOp *fuse,
+                      OperationSet operations, Error *err) {
+  Llama llama;
+  if (fuse(be, operations, err) != 0) return -1;
+  be->attention = no_attention;
+  be->attention_backward = no_attention_backward;
+  if (llama_create(&llama, model, be, err) != 0) return -1;
+  const Spec *s = &llama.spec;
+  const int most =
+      (int)(TIMED_STEPS * (2 * OPERATION_COUNT * (s->L + s->loss_chunks) + 4 * s->L + 2));
+  Mark *marks = xmalloc((size_t)most * sizeof *marks);
+  Batch batch = batch_new(&llama);
+  be->services.marks_open(be, most);
+  llama_init_weights(&llama, 1);
+  llama_load_batch(&llama, &batch);
+  for (int step = 0; step <= TIMED_STEPS; step++) {
+    be->observed = step > 0 ? OBSERVE_OPERATIONS : OBSERVE_NOTHING;
+    llama_forward(&llama);
+    llama_backward(&llama, 1, false);
+    if (step > 0) be->services.mark(be, MARK_STEP_END);
+    be->calibrating = false;
+  }
+  be->observed = OBSERVE_NOTHING;
+  add_times(least, marks, be->services.marks_read(be, marks));
+  batch_free(&batch);
+  free(marks);
+  llama_destroy(&llama);
+  return 0;
+}
+
+// Of the operations that run on the same kind of kernels.
+static double together(const double *ms, Operation operation) {
+  double sum = 0;
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    if (operations_with(operation) >> i & 1) sum += ms[i];
+  return sum;
+}
+
+// Unfused first, so that clocks that still rise are no loss of the programs'.
+int check_times(CheckedTimes *t, const ModelConfig *model, Backend *be, FuseOp *fuse, Error *err) {
+  const OperationSet all = fused_operations(be);
+  const double began = now_ms();
+  t->slow = 0;
+  for (Operation i = 0; i < OPERATION_COUNT; i++) t->fused[i] = t->unfused[i] = INFINITY;
+  for (int round = 0; round < MOST_ROUNDS; round++) {
+    if (round > 0 && now_ms() - began > most_ms) break;
+    if (time_steps(t->unfused, model, be, fuse, 0, err) != 0 ||
+        time_steps(t->fused, model, be, fuse, all, err) != 0)
+      return -1;
+  }
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    if (all >> i & 1 && together(t->fused, i) > slower_by * together(t->unfused, i) + launch_ms)
+      t->slow |= operations_with(i);
+  return 0;
+}
+
 // ---- Remembered results
 
 typedef struct Line {
-  char text[96];
+  char text[240];
 } Line;
 
-static Line question_of(const Spec *spec) {
+static Line wrong_programs(const Spec *spec) {
   Line q;
   snprintf(q.text, sizeof q.text, "programs %s %s", spec->fp8 ? "fp8" : "bf16",
            spec->mainloop == MAINLOOP_WGMMA ? "wgmma" : "mma_sync");
+  return q;
+}
+
+static Line slow_programs(const Spec *timed) {
+  const int64_t sizes[] = {timed->batch, timed->seq, chunk_rows(timed), timed->D, timed->F,
+                           timed->H,     timed->KV,  timed->d,          timed->V};
+  Line q = wrong_programs(timed);
+  size_t used = strlen(strcat(q.text, " slow"));
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    used += (size_t)snprintf(q.text + used, sizeof q.text - used, " %" PRId64, sizes[i]);
   return q;
 }
 
@@ -382,38 +520,84 @@ static Line stamp(void) {
   return l;
 }
 
-static bool recall(const Spec *spec, const Gpu *gpu, OperationSet *failed) {
+static bool recall(const Spec *spec, const Gpu *gpu, Line question, OperationSet *operations) {
   const Line executable = stamp();
   const size_t length = strlen(executable.text);
-  char *answer = gpu_recall(gpu, spec->gemm_cache, question_of(spec).text);
+  char *answer = gpu_recall(gpu, spec->gemm_cache, question.text);
   const bool known = answer && length > 0 && strncmp(answer, executable.text, length) == 0 &&
-                     sscanf(answer + length, " failed %" SCNx32, failed) == 1;
+                     sscanf(answer + length, " operations %" SCNx32, operations) == 1;
   free(answer);
   return known;
 }
 
-static void say(const Check *check) {
+static void remember(const Spec *spec, const Gpu *gpu, Line question, OperationSet operations) {
+  char *answer = xasprintf("%s operations %" PRIx32, stamp().text, operations);
+  gpu_remember(gpu, spec->gemm_cache, question.text, answer);
+  free(answer);
+}
+
+static Line names_with(Operation operation) {
+  Line names = {""};
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    if (operations_with(operation) >> i & 1)
+      strcat(strcat(names.text, *names.text ? ", " : ""), operation_name(i));
+  return names;
+}
+
+static void say_wrong(const Check *check) {
   for (int i = 0; i < check->count; i++) {
     const CheckedOperation *c = &check->list[i];
     if (c->passed) continue;
-    fflush(stdout);
-    fprintf(stderr,
-            "the fused program of %s is not used: on this GPU its %s has an error of %.2e, and "
-            "%.2e is allowed; please report what ./train --doctor prints\n",
-            operation_name(c->operation), c->tensor, fabs(c->error), c->bound);
+    fprintf(
+        stderr,
+        "not fused: %s: on this GPU %s has an error of %.2e, and %.2e is allowed; please report "
+        "what ./train --doctor prints\n",
+        names_with(c->operation).text, c->tensor, fabs(c->error), c->bound);
   }
 }
 
-OperationSet check_remembered(const Spec *spec, const Gpu *gpu) {
+static void say_slow(const CheckedTimes *t) {
+  OperationSet left = t->slow;
+  for (Operation i = 0; i < OPERATION_COUNT; i++) {
+    if (!(left >> i & 1)) continue;
+    left &= ~operations_with(i);
+    fprintf(stderr, "not fused: %s: on this GPU %.3f ms fused, and %.3f ms unfused\n",
+            names_with(i).text, together(t->fused, i), together(t->unfused, i));
+  }
+}
+
+// Where there is no memory for it, nothing is found or remembered.
+static OperationSet wrong_here(const Spec *spec, const Gpu *gpu) {
+  const Line question = wrong_programs(spec);
   Check check;
-  Error err;
+  Error ignored;
   OperationSet failed = 0;
-  if (recall(spec, gpu, &failed)) return failed;
-  if (check_programs(&check, spec->fp8, spec->mainloop, gpu, &err) != 0) return 0; // no memory
-  say(&check);
+  if (recall(spec, gpu, question, &failed) ||
+      check_programs(&check, spec->fp8, spec->mainloop, gpu, &ignored) != 0)
+    return failed;
+  say_wrong(&check);
   failed = check_failed(&check);
-  char *answer = xasprintf("%s failed %" PRIx32, stamp().text, failed);
-  gpu_remember(gpu, spec->gemm_cache, question_of(spec).text, answer);
-  free(answer);
+  remember(spec, gpu, question, failed);
   return failed;
+}
+
+static OperationSet slow_here(const ModelConfig *model, const Spec *run, const Gpu *gpu) {
+  const ModelConfig layer = timed_model(model, run->fp8);
+  const Spec spec = timed_spec(model, run);
+  const Line question = slow_programs(&spec);
+  CheckedTimes times;
+  Error ignored;
+  if (recall(run, gpu, question, &times.slow)) return times.slow;
+  Backend *be = open_fused(&layer, spec, gpu, &ignored);
+  if (!be) return 0;
+  (void)check_times(&times, &layer, be, backend_fuse, &ignored); // without memory none is slow
+  be->services.destroy(be);
+  say_slow(&times);
+  remember(run, gpu, question, times.slow);
+  return times.slow;
+}
+
+void check_remembered(Spec *spec, const ModelConfig *model, const Gpu *gpu) {
+  spec->failed = wrong_here(spec, gpu);
+  if (plans_ahead(spec) && !spec->deterministic) spec->slow = slow_here(model, spec, gpu);
 }

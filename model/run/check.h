@@ -55,13 +55,31 @@ Spec check_spec(bool fp8);
 // reference is the CPU's. -1: no memory.
 int check_operations(Check *check, Backend *reference, Backend *be, FuseOp *fuse, Error *err);
 
-// A table to paste into a report: an operation a row. times: of a step of this precision, NULL where
-// there are none.
+// A table to paste into a report: an operation a row. times: of a step of this precision, or NULL.
 void check_print(const Check *check, bool fp8, const BenchResult *times);
 
 // All programs of this precision and mainloop. -1 and why not where they cannot run here.
 int check_programs(Check *check, bool fp8, Mainloop mainloop, const Gpu *gpu, Error *err);
-// The operations of a run whose programs are not to be trusted: those that failed when this
-// executable first ran on this GPU, which is remembered. Says so of each in the start that finds it
-// out.
-OperationSet check_remembered(const Spec *spec, const Gpu *gpu);
+
+// ---- Whether programs pay
+
+// ms of each operation in a step, 0 where it does not occur.
+typedef struct CheckedTimes {
+  double fused[OPERATION_COUNT], unfused[OPERATION_COUNT];
+  OperationSet slow; // programs that take a tenth more than the unfused kernels, or still more
+} CheckedTimes;
+
+// The model and the micro-batch that stand for a run's: a layer or two, and at most 8192 rows.
+ModelConfig timed_model(const ModelConfig *model, bool fp8);
+Spec timed_spec(const ModelConfig *model, const Spec *run);
+// Times each operation that be->kinds has as fused, with all of them fused and with none. The
+// backend is for timed_spec. -1: no memory, and nothing is slow.
+int check_times(CheckedTimes *times, const ModelConfig *timed, Backend *be, FuseOp *fuse,
+                Error *err);
+
+// ---- What a run's start does
+
+// Sets spec->failed and spec->slow: what was found when this executable first ran on this GPU, and
+// with these sizes, which is remembered. Says so of each program in the start that finds it out.
+// A time decides nothing in a run that is deterministic: it may differ from machine to machine.
+void check_remembered(Spec *spec, const ModelConfig *model, const Gpu *gpu);

@@ -1,9 +1,10 @@
 // The check of fused programs, with the CPU in place of a GPU: a twin that rounds to bf16 is the
 // unfused backend, and its "programs" are the CPU's exact operations, rounded once, in which faults
-// are planted.
+// are planted. How long each takes is made up.
 #include <unistd.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cuda/choices.h"
 #include "kernels/gpu.h"
 #include "model/run/backend.h"
 #include "model/run/check.h"
@@ -29,10 +30,15 @@ typedef enum Fault {
 
 static struct Machine {
   Fault planted;
-  Backend unfused;         // its operations
-  int created;             // backends of the GPU
-  Spec opened;             // what the last one was for
-  char *question, *answer; // that are remembered
+  Backend unfused;    // its operations
+  OperationSet fused; // now
+  int created;        // backends of the GPU
+  Spec opened;        // what the last one was for
+  Choices remembered;
+  // What each operation takes by its program; unfused it is 1 ms.
+  double fused_ms[OPERATION_COUNT];
+  Mark marks[1000];
+  int mark_count;
 } machine;
 
 static void round_rows(act_t *x, int64_t count) {
@@ -142,6 +148,7 @@ static void program_qkv_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Ope
 
 static int fuse(Backend *be, OperationSet operations, Error *err) {
   (void)err;
+  machine.fused = operations;
 #define OP(name, ...) be->name = machine.unfused.name;
 #include "kernels/ops.def"
 #undef OP
@@ -161,6 +168,26 @@ static int fuse(Backend *be, OperationSet operations, Error *err) {
   return 0;
 }
 
+static void marks_open(Backend *be, int most) {
+  (void)be;
+  assert_true(most <= (int)(sizeof machine.marks / sizeof *machine.marks));
+  machine.mark_count = 0;
+}
+
+static void mark(Backend *be, int what) {
+  (void)be;
+  const Mark *last = machine.mark_count > 0 ? &machine.marks[machine.mark_count - 1] : NULL;
+  double ms = last ? last->ms : 0;
+  if (what == MARK_END) ms += machine.fused >> last->what & 1 ? machine.fused_ms[last->what] : 1;
+  machine.marks[machine.mark_count++] = (Mark){what, ms};
+}
+
+static int marks_read(Backend *be, Mark *marks) {
+  (void)be;
+  memcpy(marks, machine.marks, (size_t)machine.mark_count * sizeof *marks);
+  return machine.mark_count;
+}
+
 static Backend *fused_backend(const Spec *spec) {
   static const Operation fused[] = {OP_qkv,           OP_out,        OP_gate_up,
                                     OP_down,          OP_head_loss,  OP_validation_loss,
@@ -169,6 +196,9 @@ static Backend *fused_backend(const Spec *spec) {
   Backend *be = backend_cpu_create(spec);
   bf16_twin(be, false);
   machine.unfused = *be;
+  be->services.marks_open = marks_open;
+  be->services.mark = mark;
+  be->services.marks_read = marks_read;
   for (size_t i = 0; i < sizeof fused / sizeof *fused; i++) be->kinds[fused[i]] = KERNEL_FUSED;
   return be;
 }
@@ -272,21 +302,23 @@ int __wrap_backend_fuse(Backend *be, OperationSet operations, Error *err);
 
 char *__wrap_gpu_recall(const Gpu *gpu, const char *cache, const char *question) {
   (void)gpu, (void)cache;
-  const bool known = machine.question && strcmp(question, machine.question) == 0;
-  return known ? xstrdup(machine.answer) : NULL;
-}
-
-static void remember(const char *question, const char *answer) {
-  free(machine.question);
-  free(machine.answer);
-  machine.question = question ? xstrdup(question) : NULL;
-  machine.answer = answer ? xstrdup(answer) : NULL;
+  const char *answer = choices_find(&machine.remembered, question);
+  char *copy = answer ? xstrdup(answer) : NULL;
+  if (copy) copy[strcspn(copy, "\n")] = '\0';
+  return copy;
 }
 
 void __wrap_gpu_remember(const Gpu *gpu, const char *cache, const char *question,
                          const char *answer) {
   (void)gpu, (void)cache;
-  remember(question, answer);
+  choices_keep(&machine.remembered, question, answer);
+}
+
+// What was remembered, and that programs are slow.
+static void forget(void) {
+  memset(machine.fused_ms, 0, sizeof machine.fused_ms);
+  choices_close(&machine.remembered);
+  choices_open(&machine.remembered, NULL, "\n");
 }
 
 Backend *__wrap_backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err) {
@@ -329,18 +361,16 @@ static void release(Caught c, char *text, size_t bytes) {
 }
 
 typedef struct Start {
-  int backends; // that it took
-  OperationSet failed;
+  int backends; // that it took: the run's, one to check programs, and one to time them
+  OperationSet failed, slow;
   char said[1024];
 } Start;
 
 // What a run's start on this card does and says.
-static Start start(KernelChoice kernels, int major) {
+static Start start_with(Spec spec, int major) {
   Start s = {.said = ""};
   Error err = {""};
   const Config config = {.model = check_model(false)};
-  Spec spec = check_spec(false);
-  spec.kernels = kernels;
   spec.mainloop = MAINLOOP_MMA_SYNC;
   const Hardware h = {.gpu = true, .card = {.major = major, .mainloop = MAINLOOP_MMA_SYNC}};
   machine.created = 0;
@@ -350,56 +380,124 @@ static Start start(KernelChoice kernels, int major) {
   if (!be) fail_msg("%s", err.text);
   s.backends = machine.created;
   s.failed = machine.opened.failed;
+  s.slow = machine.opened.slow;
   be->services.destroy(be);
   return s;
 }
 
-static void expect(Start s, int backends, OperationSet failed, bool says) {
+static Start start(KernelChoice kernels, int major) {
+  Spec spec = check_spec(false);
+  spec.kernels = kernels;
+  return start_with(spec, major);
+}
+
+static void expect(Start s, int backends, OperationSet failed, OperationSet slow, bool says) {
   assert_int_equal(s.backends, backends);
   assert_int_equal(s.failed, failed);
+  assert_int_equal(s.slow, slow);
   assert_int_equal(s.said[0] != '\0', says);
 }
 
+// One line.
+static void expect_line(const char *said, const char *begins) {
+  print_message("# %s", said);
+  assert_int_equal(strncmp(said, begins, strlen(begins)), 0);
+  assert_ptr_equal(strchr(said, '\n'), said + strlen(said) - 1);
+}
+
 TEST(the_first_start_checks_and_the_next_remembers) {
-  remember(NULL, NULL);
+  forget();
   machine.planted = OUT_LOSES_A_PART_OF_A_SUM;
   const OperationSet out = set_of(OP_out);
   const Start first = start(KERNELS_AUTO, 8);
-  print_message("# %s", first.said);
-  expect(first, 2, out, true);
-  assert_int_equal(strncmp(first.said, "the fused program of out is not used: ", 38), 0);
-  assert_ptr_equal(strchr(first.said, '\n'), first.said + strlen(first.said) - 1);
-  print_message("# %s = %s\n", machine.question, machine.answer);
-  assert_string_equal(machine.question, "programs bf16 mma_sync");
+  expect(first, 3, out, 0, true);
+  expect_line(first.said, "not fused: out: on this GPU ");
+  print_message("# %s", machine.remembered.kept);
   machine.planted = NO_FAULT;
-  expect(start(KERNELS_AUTO, 8), 1, out, false);
+  expect(start(KERNELS_AUTO, 8), 1, out, 0, false);
+}
+
+// A tenth is no reason, so that chance decides nothing.
+TEST(a_program_that_is_slower_by_more_than_a_tenth_is_not_used) {
+  const OperationSet mlp = set_of(OP_gate_up) | set_of(OP_down_dgrad);
+  forget();
+  machine.planted = NO_FAULT;
+  machine.fused_ms[OP_down] = 1.09;
+  machine.fused_ms[OP_gate_up] = 1.5;
+  machine.fused_ms[OP_down_dgrad] = 0.9;
+  const Start first = start(KERNELS_AUTO, 8);
+  expect(first, 3, 0, mlp, true);
+  expect_line(first.said, "not fused: gate_up, down_dgrad: on this GPU 2.400 ms fused, and "
+                          "2.000 ms unfused");
+  print_message("# %s", machine.remembered.kept);
+  machine.fused_ms[OP_down] = 2; // is not measured again
+  expect(start(KERNELS_AUTO, 8), 1, 0, mlp, false);
+}
+
+TEST(other_sizes_are_timed_anew_and_programs_not_checked_again) {
+  forget();
+  expect(start(KERNELS_AUTO, 8), 3, 0, 0, false);
+  Spec longer = check_spec(false);
+  longer.loss_chunks = 2;
+  machine.fused_ms[OP_lm_head_dgrad] = 1.2;
+  expect(start_with(longer, 8), 2, 0, set_of(OP_lm_head_dgrad), true);
+  expect(start_with(longer, 8), 1, 0, set_of(OP_lm_head_dgrad), false);
+  expect(start(KERNELS_AUTO, 8), 1, 0, 0, false);
+}
+
+TEST(time_decides_nothing_where_bits_are_to_be_equal_or_nothing_is_trained) {
+  forget();
+  machine.fused_ms[OP_down] = 2;
+  Spec spec = check_spec(false);
+  spec.deterministic = true;
+  expect(start_with(spec, 8), 2, 0, 0, false);
+  spec.deterministic = spec.train = false;
+  expect(start_with(spec, 8), 1, 0, 0, false);
+}
+
+TEST(a_large_run_is_timed_with_its_sizes_and_fewer_rows) {
+  ModelConfig model = check_model(false);
+  model.num_hidden_layers = 32;
+  const Spec run = model_spec(&model, (Spec){.batch = 8, .seq = 4096, .loss_chunks = 8}),
+             timed = timed_spec(&model, &run);
+  assert_int_equal(timed.L, 1);
+  assert_int_equal(timed.batch * timed.seq, 8192);
+  assert_int_equal(chunk_rows(&timed), chunk_rows(&run));
+  assert_int_equal(timed.V, run.V);
+}
+
+static void remember_damaged(const char *answer) {
+  choices_keep(&machine.remembered, "programs bf16 mma_sync", answer);
 }
 
 TEST(another_executable_or_a_damaged_answer_is_checked_again) {
   machine.planted = NO_FAULT;
-  remember("programs bf16 mma_sync", "1 2.000000003 failed 8");
-  expect(start(KERNELS_AUTO, 8), 2, 0, false);
-  char *cut = xstrdup(machine.answer);
+  forget();
+  expect(start(KERNELS_AUTO, 8), 3, 0, 0, false);
+  char *cut = __wrap_gpu_recall(NULL, NULL, "programs bf16 mma_sync");
   cut[strlen(cut) - 1] = '\0';
-  remember("programs bf16 mma_sync", cut);
+  remember_damaged(cut);
   free(cut);
-  expect(start(KERNELS_AUTO, 8), 2, 0, false);
-  expect(start(KERNELS_AUTO, 8), 1, 0, false);
+  expect(start(KERNELS_AUTO, 8), 2, 0, 0, false);
+  remember_damaged("1 2.000000003 operations 8");
+  expect(start(KERNELS_AUTO, 8), 2, 0, 0, false);
+  expect(start(KERNELS_AUTO, 8), 1, 0, 0, false);
 }
 
 TEST(who_asks_for_kernels_gets_them_unchecked) {
-  remember(NULL, NULL);
+  forget();
   machine.planted = OUT_LOSES_A_PART_OF_A_SUM;
-  expect(start(KERNELS_FUSED, 8), 1, 0, false);
-  expect(start(KERNELS_UNFUSED, 8), 1, 0, false);
-  expect(start(KERNELS_AUTO, 10), 1, 0, false); // unfused
-  assert_null(machine.answer);
+  expect(start(KERNELS_FUSED, 8), 1, 0, 0, false);
+  expect(start(KERNELS_UNFUSED, 8), 1, 0, 0, false);
+  expect(start(KERNELS_AUTO, 10), 1, 0, 0, false); // unfused
+  assert_string_equal(machine.remembered.kept, "");
 }
 
 // As the doctor does, with times of some operations.
 TEST(the_table_has_a_row_for_each_operation) {
-  const BenchResult times = {
-      .ops[OP_down] = {.calls = 1, .time = {{.median = 0.5}}, .bare = {.median = 0.4}}};
+  const BenchResult times = {.ops[OP_down] = {.calls = 1,
+                                              .time = {{.median = 0.5}, {.median = 1}},
+                                              .bare = {.median = 0.4}}};
   char text[4096];
   machine.planted = DOWN_SKIPS_THE_RESIDUAL_OF_A_TILE;
   Check check;
@@ -411,7 +509,7 @@ TEST(the_table_has_a_row_for_each_operation) {
   int lines = 0, failed = 0;
   for (const char *line = text; *line; line = strchr(line, '\n') + 1, lines++)
     failed += strncmp(line, "FAIL  down ", 11) == 0 && strstr(line, " RESIDUAL ") &&
-              strstr(line, "    0.500     1.25  x of layer 1\n");
+              strstr(line, "    0.500     1.25     0.50  x of layer 1\n");
   assert_int_equal(failed, 1);
   assert_int_equal(lines, 1 + 10);
   assert_null(strstr(strstr(text, "FAIL") + 1, "FAIL"));
