@@ -55,7 +55,7 @@ static int by_value(const void *a, const void *b) {
 
 // Steps that were queued together and read together have times of their own, of which the sum is no
 // more than what passed. The first one makes plans.
-static void check_times(double *ms, double passed) {
+static void check_step_times(double *ms, double passed) {
   double sum = 0;
   for (int step = 0; step < STEPS; step++) sum += ms[step];
   assert_true(sum <= passed);
@@ -102,7 +102,7 @@ static void train(const Case *c, Backend *be, double *losses) {
       ms[read] = result.ms;
     }
   }
-  check_times(ms, now_ms() - began);
+  check_step_times(ms, now_ms() - began);
   llama_destroy(&llama);
   free(tokens);
   free(targets);
