@@ -21,7 +21,7 @@ enum {
   MOST_CHOICES = 48,
   MOST_MEASURED = 4,
 };
-static const double most_measured_seconds = 4, start_seconds = 2, save_rate = 0.5e9; // bytes/s
+static const double most_measured_seconds = 4, start_seconds = 1, save_rate = 0.5e9; // bytes/s
 
 // One key of the config: an override, "train.steps=7600", and why.
 typedef struct Choice {
