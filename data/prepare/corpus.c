@@ -24,17 +24,21 @@ void corpus_open(CorpusReader *r, const Corpus *corpus) {
 
 void corpus_close(CorpusReader *r) {
   stream_close(r->stream);
+  parquet_close(r->parquet);
+  free(r->tables);
   free(r->buffer);
   *r = (CorpusReader){0};
 }
 
 uint64_t corpus_position(const CorpusReader *r) {
-  return r->bytes_read + (r->stream ? stream_position(r->stream) : 0);
+  const uint64_t open = r->stream               ? stream_position(r->stream)
+                        : r->file && r->parquet ? parquet_position(r->parquet)
+                                                : 0;
+  return r->bytes_read + open;
 }
 
 static const char *open_name(const CorpusReader *r) {
-  const char *path = r->corpus->files[r->next_file - 1].path;
-  return file_is_stdin(path) ? "standard input" : path;
+  return file_is_stdin(r->file->path) ? "standard input" : r->file->path;
 }
 
 // Reads a block into the buffer.
@@ -43,7 +47,9 @@ static int fill(CorpusReader *r, Error *err) {
   r->end -= r->start;
   r->start = 0;
   if (r->capacity - r->end < BLOCK_BYTES) r->buffer = xrealloc(r->buffer, r->capacity *= 2);
-  const ssize_t n = stream_read(r->stream, r->buffer + r->end, BLOCK_BYTES, err);
+  char *const room = r->buffer + r->end;
+  const ssize_t n = r->stream ? stream_read(r->stream, room, BLOCK_BYTES, err)
+                              : parquet_read(r->parquet, room, BLOCK_BYTES, err);
   if (n < 0) return -1;
   r->ended = n == 0;
   r->end += (size_t)n;
@@ -68,14 +74,28 @@ static int pass_mark(CorpusReader *r, Error *err) {
   return 0;
 }
 
+// All files of Parquet are read by the same processes, which start with the first one.
+static int start_parquet(CorpusReader *r, Error *err) {
+  const Corpus *c = r->corpus;
+  size_t count = 0;
+  if (r->parquet) return 0;
+  r->tables = xcalloc(c->count, sizeof *r->tables);
+  for (size_t i = 0; i < c->count; i++)
+    if (c->files[i].kind == FILE_PARQUET) r->tables[count++] = c->files[i].path;
+  const char *column = c->field || c->whole_lines ? c->field : "text";
+  r->parquet = parquet_open(r->tables, count, c->whole_lines, column, err);
+  return r->parquet ? 0 : -1;
+}
+
 static int next_file(CorpusReader *r, Error *err) {
-  const CorpusFile *file = &r->corpus->files[r->next_file++];
-  r->stream = stream_open(file->path, err);
-  if (!r->stream) return -1;
-  r->jsonl = file->lines;
+  const CorpusFile *file = r->file = &r->corpus->files[r->next_file++];
+  r->jsonl = file->kind != FILE_TEXT;
   r->ended = false;
   r->start = r->end = r->looked = 0;
   r->line = 0;
+  if (file->kind == FILE_PARQUET) return start_parquet(r, err);
+  r->stream = stream_open(file->path, err);
+  if (!r->stream) return -1;
   if (file_is_stdin(file->path) && check_stdin(r, err) != 0) return -1;
   return pass_mark(r, err);
 }
@@ -84,6 +104,7 @@ static void close_file(CorpusReader *r) {
   r->bytes_read = corpus_position(r);
   stream_close(r->stream);
   r->stream = NULL;
+  r->file = NULL;
 }
 
 // ---- Where a document begins. 1 if one waits in the buffer, 0 at the end of the file, -1 on error
@@ -205,7 +226,7 @@ static int begin_document(CorpusReader *r, Error *err) {
 }
 
 static void give_piece(CorpusReader *r, size_t bytes, CorpusBlock *block) {
-  const CorpusFile *file = &r->corpus->files[r->next_file - 1];
+  const CorpusFile *file = r->file;
   const int64_t waiting = r->complete ? r->offset + (int64_t)r->known : -1;
   const bool last = r->complete && bytes == r->known;
   *block = (CorpusBlock){.text = r->buffer + r->start,
@@ -228,8 +249,8 @@ static void give_piece(CorpusReader *r, size_t bytes, CorpusBlock *block) {
 
 int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
   for (;;) {
-    if (!r->stream && r->next_file == r->corpus->count) return 0;
-    if (!r->stream && next_file(r, err) != 0) return -1;
+    if (!r->file && r->next_file == r->corpus->count) return 0;
+    if (!r->file && next_file(r, err) != 0) return -1;
     if (!r->in_document) {
       const int got = begin_document(r, err);
       if (got < 0) return -1;

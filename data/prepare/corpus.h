@@ -1,8 +1,23 @@
-// The documents in text files, folders, JSON lines and standard input, one after the other and in
-// pieces, so that documents of any size can be read. All may be compressed (stream.h).
+// The documents in text files, folders, JSON lines, Parquet files and standard input, one after the
+// other and in pieces, so that documents of any size can be read. Text and JSON lines may be
+// compressed (stream.h).
 //
 // A text file is a document, or holds several with a separator between them. In a file of JSON
-// lines each line is one. Documents without text are passed over.
+// lines each line is one. Documents without text are passed over. Python reads Parquet files, as
+// JSON lines with a row each (parquet.h).
+//
+// To read whole lines, whatever the kind of the file:
+//
+//   Corpus corpus = {.format = FORMAT_LINES, .whole_lines = true}; // Parquet: all columns
+//   CorpusReader reader;
+//   CorpusBlock block;
+//   int got = corpus_add(&corpus, path, false, err);
+//   corpus_open(&reader, &corpus);
+//   if (got == 0)
+//     while ((got = corpus_next(&reader, &block, err)) > 0)
+//       use(block.text, block.bytes, block.file, block.line); // and its newline, if it has one
+//   corpus_close(&reader);
+//   corpus_free(&corpus);
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,6 +25,7 @@
 #include <sys/types.h>
 #include "base/text.h"
 #include "base/error.h"
+#include "data/prepare/parquet.h"
 #include "data/prepare/stream.h"
 
 // The kinds of files in a folder. Those before FILE_TEXT are skipped; FILE_JSON: it is not lines;
@@ -18,7 +34,6 @@
 typedef enum FileKind {
   FILE_HIDDEN,
   FILE_BINARY,
-  FILE_PARQUET,
   FILE_JSON,
   FILE_EMPTY,
   FILE_UNREADABLE,
@@ -26,6 +41,7 @@ typedef enum FileKind {
   FILE_LEFT_OUT,
   FILE_TEXT,
   FILE_LINES,
+  FILE_PARQUET,
   FILE_BROKEN
 } FileKind;
 
@@ -34,10 +50,10 @@ typedef enum FileKind {
 typedef enum CorpusFormat { FORMAT_TOLD, FORMAT_TEXT, FORMAT_LINES } CorpusFormat;
 
 typedef struct CorpusFile {
-  char *path;   // owned; STREAM_STDIN is standard input
-  int64_t size; // bytes of a plain text file that is one document; else -1
-  bool lines;   // of JSON; of standard input it is known when it is read
-  bool val;     // as corpus_add got it
+  char *path;    // owned; STREAM_STDIN is standard input
+  int64_t size;  // bytes of a plain text file that is one document; else -1
+  FileKind kind; // text, lines or Parquet; of standard input it is known when it is read
+  bool val;      // as corpus_add got it
 } CorpusFile;
 
 typedef struct FileId {
@@ -47,7 +63,8 @@ typedef struct FileId {
 
 // Start from zeros, and set what differs from the defaults here.
 typedef struct Corpus {
-  const char *field;     // of a JSON line, as jsonl_text has it; NULL: "text"
+  const char *field;     // of a JSON line, as jsonl_text has it; NULL: "text". With whole_lines:
+                         // the one column of Parquet files, "messages"; NULL: all columns
   const char *separator; // between the documents of a text file; NULL: none
   CorpusFormat format;
   bool whole_lines; // FORMAT_LINES, and a line is a document as it is, in one piece
@@ -66,14 +83,14 @@ typedef struct Corpus {
 
 // Files and folders that are not added from now on: this one, if it is there.
 void corpus_leave_out(Corpus *corpus, const char *path);
-// Adds a file, standard input (STREAM_STDIN, once), or the files of a folder, in name order:
-// symbolic links to folders are not followed; files that are not text are counted and skipped. A
-// file named by the caller that is binary or not readable is an error. val: it is for validation;
-// it is not added again.
+// Adds a file, standard input (STREAM_STDIN, once), the files of a folder, or where nothing has the
+// name those that match it as a glob(7) pattern, in name order: symbolic links to folders are not
+// followed; files that are not text are counted and skipped. A file named by the caller that is
+// binary or not readable is an error. val: it is for validation; it is not added again.
 int corpus_add(Corpus *corpus, const char *path, bool val, Error *err);
 void corpus_free(Corpus *corpus);
-// The files of JSON lines, or those of text, without standard input.
-size_t corpus_count(const Corpus *corpus, bool lines);
+// The files of this kind, without standard input.
+size_t corpus_count(const Corpus *corpus, FileKind kind);
 
 // "3 hidden, 2 binary"; empty when nothing was skipped.
 typedef struct SkippedText {
@@ -86,7 +103,8 @@ SkippedText corpus_skipped(const Corpus *corpus);
 bool file_is_stdin(const char *path);
 // Whether corpus_kind has to know more than start[bytes], if there is more.
 bool corpus_wants_more(const char *start, size_t bytes);
-// The sentence says why it is neither FILE_TEXT nor FILE_LINES.
+// The sentence says why it is neither FILE_TEXT nor FILE_LINES; of FILE_PARQUET, why it cannot be
+// read in this way.
 FileKind corpus_kind(const Corpus *corpus, const char *name, const char *start, size_t bytes,
                      Error *err);
 
@@ -101,14 +119,17 @@ void bad_line(BadLines *bad, const char *file, int64_t line, const Error *why);
 
 typedef struct CorpusReader {
   const Corpus *corpus;
-  size_t next_file;    // to open
-  Stream *stream;      // of the open file, or NULL
-  bool jsonl, ended;   // of the open file: what it is; all of it is in the buffer
-  uint64_t bytes_read; // of the files before the open one
-  int64_t documents;   // begun so far
-  int64_t line;        // of the open file of lines, from 1
-  BadLines bad;        // passed over so far
-  char *buffer;        // [capacity], bytes [start, end) wait
+  size_t next_file;       // to open
+  const CorpusFile *file; // that is open, or NULL
+  Stream *stream;         // of the open file; NULL: of Parquet
+  ParquetReader *parquet; // of all those files, from the first one on
+  const char **tables;    // [...], their paths
+  bool jsonl, ended;      // of the open file: what it is; all of it is in the buffer
+  uint64_t bytes_read;    // of the files before the open one
+  int64_t documents;      // begun so far
+  int64_t line;           // of the open file of lines, from 1
+  BadLines bad;           // passed over so far
+  char *buffer;           // [capacity], bytes [start, end) wait
   size_t capacity, start, end;
   size_t looked;    // of those that wait: no end of a line, no separator begins before here
   bool in_document; // more of a document waits in the buffer:

@@ -1,6 +1,7 @@
 // Which files a corpus has: their kinds, by their first bytes, and those of folders.
 #include <dirent.h>
 #include <errno.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "data/prepare/dataset.h"
 
 // A first line that is longer is not looked at.
+#define PARQUET_MARK "PAR1" // at the start and at the end of a Parquet file
 enum { PROBE_BYTES = 1 << 16, FIRST_LINE_MAX_BYTES = 1 << 24, MAX_FOREIGN_PERCENT = 10 };
 
 bool file_is_stdin(const char *path) {
@@ -114,10 +116,11 @@ FileKind corpus_kind(const Corpus *c, const char *name, const char *start, size_
   const int foreign = foreign_percent(start, looked_at);
   if (bytes == 0) return error_set(err, "'%s' is empty", name), FILE_EMPTY;
   if (file_refuse_pointer(name, start, bytes, err) != 0) return FILE_BROKEN;
-  if (begins(start, bytes, "PAR1"))
-    return error_set(err, "'%s' is a parquet file: pipe it through scripts/parquet_to_jsonl.py",
-                     name),
-           FILE_PARQUET;
+  if (begins(start, bytes, PARQUET_MARK))
+    return error_set(err, "'%s' is a Parquet file: %s", name,
+                     c->format == FORMAT_TEXT ? "leave --text out"
+                                              : "name it, uncompressed, instead of a pipe"),
+           c->format == FORMAT_TEXT ? FILE_BINARY : FILE_PARQUET;
   if (file_refuse_packed(name, start, bytes, err) != 0) return FILE_BINARY;
   if (begins(start, bytes, "\xff\xfe") || begins(start, bytes, "\xfe\xff") ||
       memchr(start, 0, looked_at))
@@ -138,6 +141,20 @@ typedef struct Probe {
   bool packed, marked; // compressed; a byte order mark is in front
 } Probe;
 
+// A download that was cut short is found before hours of work.
+static int check_parquet(const char *path, Error *err) {
+  char end[4] = "";
+  size_t bytes = 0;
+  const int fd = file_open(path, &bytes, err);
+  if (fd < 0) return -1;
+  int status = 0;
+  if (bytes >= sizeof end)
+    status = file_read_at(fd, path, bytes - sizeof end, end, sizeof end, err);
+  close(fd);
+  if (status != 0 || memcmp(end, PARQUET_MARK, sizeof end) == 0) return status;
+  return error_set(err, "'%s' has not the end of a Parquet file: copy or download it again", path);
+}
+
 // The sentence says why it is not text.
 static Probe probe(const Corpus *c, const char *path, Error *err) {
   if (access(path, R_OK) != 0) {
@@ -152,11 +169,13 @@ static Probe probe(const Corpus *c, const char *path, Error *err) {
     n = stream_read(stream, text_room(&start, PROBE_BYTES), PROBE_BYTES, err);
     if (n > 0) start.bytes += (size_t)n;
   }
-  const Probe p = {.kind = n < 0 ? FILE_BROKEN : corpus_kind(c, path, start.data, start.bytes, err),
-                   .packed = stream_is_packed(stream),
-                   .marked = begins(start.data, start.bytes, UTF8_MARK)};
+  Probe p = {.kind = n < 0 ? FILE_BROKEN : corpus_kind(c, path, start.data, start.bytes, err),
+             .packed = stream_is_packed(stream),
+             .marked = begins(start.data, start.bytes, UTF8_MARK)};
   stream_close(stream);
   free(start.data);
+  if (p.kind == FILE_PARQUET && p.packed) p.kind = FILE_BINARY;
+  if (p.kind == FILE_PARQUET && check_parquet(path, err) != 0) p.kind = FILE_BROKEN;
   return p;
 }
 
@@ -186,7 +205,7 @@ static void add_file(Corpus *c, const char *path, uint64_t bytes, Probe p, bool 
   c->files = xrealloc(c->files, (c->count + 1) * sizeof *c->files);
   c->files[c->count++] = (CorpusFile){.path = copy,
                                       .size = text && !c->separator ? (int64_t)bytes - mark : -1,
-                                      .lines = p.kind == FILE_LINES,
+                                      .kind = p.kind,
                                       .val = val};
   c->bytes += bytes;
   if (text) c->text_bytes += bytes;
@@ -245,8 +264,19 @@ static int add_path(Corpus *c, const char *path, bool val, bool named, Error *er
   return 0;
 }
 
+static int add_matching(Corpus *c, const char *pattern, bool val, Error *err) {
+  glob_t found = {0};
+  int status = glob(pattern, 0, NULL, &found);
+  if (status != 0) return add_path(c, pattern, val, true, err); // it says what is wrong
+  for (size_t i = 0; status == 0 && i < found.gl_pathc; i++)
+    status = add_path(c, found.gl_pathv[i], val, true, err);
+  globfree(&found);
+  return status;
+}
+
 int corpus_add(Corpus *c, const char *path, bool val, Error *err) {
-  if (!file_is_stdin(path)) return add_path(c, path, val, true, err);
+  if (!file_is_stdin(path))
+    return path_exists(path) ? add_path(c, path, val, true, err) : add_matching(c, path, val, err);
   if (c->reads_stdin) return error_set(err, "'%s', standard input, can be read only once", path);
   c->reads_stdin = true;
   add_file(c, path, 0, (Probe){.kind = FILE_LINES}, val); // its kind is known when it is read
@@ -262,10 +292,10 @@ void corpus_free(Corpus *c) {
 
 // ---- What was taken, in words
 
-size_t corpus_count(const Corpus *c, bool lines) {
+size_t corpus_count(const Corpus *c, FileKind kind) {
   size_t count = 0;
   for (size_t i = 0; i < c->count; i++)
-    count += c->files[i].lines == lines && !file_is_stdin(c->files[i].path);
+    count += c->files[i].kind == kind && !file_is_stdin(c->files[i].path);
   return count;
 }
 
@@ -273,7 +303,6 @@ SkippedText corpus_skipped(const Corpus *c) {
   static const char *const reasons[FILE_TEXT] = {
       [FILE_HIDDEN] = "hidden",
       [FILE_BINARY] = "binary",
-      [FILE_PARQUET] = "parquet (see scripts/parquet_to_jsonl.py)",
       [FILE_JSON] = "JSON without a document in each line (--text takes them as text)",
       [FILE_EMPTY] = "empty",
       [FILE_UNREADABLE] = "unreadable",

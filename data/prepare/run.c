@@ -320,8 +320,11 @@ static void print_spelled(const Job *job, int64_t count, const char *verb, int32
 }
 
 void prepare_print_input(const Corpus *c, const BadLines *bad) {
-  printf("files      %zu of text, %zu of JSON lines%s\n", corpus_count(c, false),
-         corpus_count(c, true), c->reads_stdin ? ", standard input" : "");
+  const size_t tables = corpus_count(c, FILE_PARQUET);
+  printf("files      %zu of text, %zu of JSON lines", corpus_count(c, FILE_TEXT),
+         corpus_count(c, FILE_LINES));
+  if (tables > 0) printf(", %zu of Parquet", tables);
+  printf("%s\n", c->reads_stdin ? ", standard input" : "");
   if (bad->count > 0)
     printf("bad        %" PRId64 " line%s skipped, the first: %s\n", bad->count,
            bad->count == 1 ? "" : "s", bad->first.text);
@@ -351,7 +354,7 @@ static void print_report(const Job *job) {
 }
 
 int prepare_gather(Corpus *c, const PrepareOptions *o, Error *err) {
-  c->field = o->field;
+  c->field = o->chat ? "messages" : o->field;
   c->separator = o->separator;
   c->format = o->jsonl || o->chat ? FORMAT_LINES : o->text ? FORMAT_TEXT : FORMAT_TOLD;
   c->whole_lines = o->chat;
@@ -360,10 +363,11 @@ int prepare_gather(Corpus *c, const PrepareOptions *o, Error *err) {
     if (corpus_add(c, o->val_paths[i], true, err) != 0) return -1;
   for (int i = 0; i < o->path_count; i++)
     if (corpus_add(c, o->paths[i], false, err) != 0) return -1;
-  if (c->count > 0 && !c->reads_stdin && (o->field || o->skip_bad) && corpus_count(c, true) == 0)
+  const bool no_lines = corpus_count(c, FILE_LINES) + corpus_count(c, FILE_PARQUET) == 0;
+  if (c->count > 0 && !c->reads_stdin && (o->field || o->skip_bad) && no_lines)
     return error_set(err, "%s is for JSON lines, but no file has any: --jsonl takes all for them",
                      o->field ? "--field" : "--skip-bad");
-  if (c->count > 0 && !c->reads_stdin && o->separator && corpus_count(c, false) == 0)
+  if (c->count > 0 && !c->reads_stdin && o->separator && corpus_count(c, FILE_TEXT) == 0)
     return error_set(err, "--separator is for text files, but all have JSON lines: leave it out");
   return 0;
 }

@@ -36,17 +36,16 @@ int stream_interrupted(Error *err) {
   return signals_came() ? error_set(err, "interrupted: nothing was written") : 0;
 }
 
-// A pipe may keep us waiting, so signals that are held back are looked for meanwhile.
-static ssize_t read_waiting(Stream *s, void *buffer, size_t bytes, Error *err) {
+ssize_t stream_wait(int fd, const char *path, void *buffer, size_t bytes, Error *err) {
   enum { WAIT_MS = 200 };
-  struct pollfd ready = {.fd = s->fd, .events = POLLIN};
+  struct pollfd ready = {.fd = fd, .events = POLLIN};
   ssize_t n;
   do {
-    while (s->fd == STDIN_FILENO && poll(&ready, 1, WAIT_MS) == 0)
+    while (poll(&ready, 1, WAIT_MS) == 0)
       if (stream_interrupted(err) != 0) return -1;
-    n = read(s->fd, buffer, bytes);
+    n = read(fd, buffer, bytes);
   } while (n < 0 && errno == EINTR);
-  if (n < 0) return error_set(err, "cannot read '%s': %s", s->path, strerror(errno));
+  if (n < 0) return error_set(err, "cannot read '%s': %s", path, strerror(errno));
   return n;
 }
 
@@ -55,7 +54,7 @@ static int fill(Stream *s, Error *err) {
   memmove(s->input, s->input + s->start, s->end - s->start);
   s->end -= s->start;
   s->start = 0;
-  const ssize_t n = read_waiting(s, s->input + s->end, INPUT_BYTES - s->end, err);
+  const ssize_t n = stream_wait(s->fd, s->path, s->input + s->end, INPUT_BYTES - s->end, err);
   if (n < 0) return -1;
   s->ended = n == 0;
   s->end += (size_t)n;

@@ -17,5 +17,8 @@ ssize_t stream_read(Stream *stream, char *buffer, size_t bytes, Error *err);
 uint64_t stream_position(const Stream *stream); // bytes of the file itself that were read
 int stream_is_packed(const Stream *stream);     // 1 if it is compressed
 void stream_close(Stream *stream);              // NULL is fine
+// read(2) of up to `bytes`, 0 at the end, -1 on error. A pipe may keep us waiting: a signal that is
+// held back ends that. path: for sentences.
+ssize_t stream_wait(int fd, const char *path, void *buffer, size_t bytes, Error *err);
 // -1 and a sentence: a signal that is held back came.
 int stream_interrupted(Error *err);

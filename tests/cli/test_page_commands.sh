@@ -12,7 +12,7 @@ root=$PWD
 brought='
 configs/FINETUNE.md   | models/Llama-3.2-1B talks.jsonl | a model from Hugging Face, conversations
 configs/README.md     | models/Llama-3.2-1B FOLDER my_texts tinyshakespeare.txt | models and texts from elsewhere
-data/README.md        | my_texts more.txt.gz more.jsonl talks.jsonl big.txt.xz a.parquet | the texts of a reader
+data/README.md        | my_texts more.txt.gz more.jsonl talks.jsonl big.txt.xz web/a.parquet | the texts of a reader
 data/README.md        | llama-3.2-1b run | models of a reader
 scripts/README.md     | runs/a runs/b | two runs of a reader
 scripts/CONTAINERS.md | data/mine | a dataset of a reader
@@ -39,7 +39,7 @@ make build/release/tests/gpu/*          | never                     | a GPU
 make build/release/tests/emulated/*     | built release/tests/emulated | headers of CUDA
 make build/fuzz/*                       | built fuzz/tests/fuzz     | clang with libFuzzer
 scripts/plot.py *                       | module matplotlib         | matplotlib
-scripts/parquet_to_jsonl.py *           | module pyarrow            | pyarrow
+./prepare * *.parquet*                  | module pyarrow            | pyarrow
 scripts/check_transformers.py *         | module torch transformers | torch, transformers
 python3 -c "from transformers *         | module torch transformers | torch, transformers
 '

@@ -174,10 +174,6 @@ refuses another_compression_names_it_too "'text.xz' is compressed by xz" text.xz
 mkdir archives && cp texts.zip text.xz archives && echo text >archives/text
 name=an_archive_in_a_folder_is_passed_over
 if runs --out unpacked archives && grep -q '^skipped  *2 binary' stdout; then passes $name; else fails $name "$(cat stdout stderr)"; fi
-printf 'PAR1xxxx' >table.parquet
-refuses a_parquet_file_names_the_script 'scripts/parquet_to_jsonl.py' table.parquet
-mkdir tables && cp table.parquet tables
-refuses so_does_a_folder_of_them '(skipped: 1 parquet (see scripts/parquet_to_jsonl.py))' tables
 printf '\xff\xfeh\0i\0' >utf16
 refuses utf16_is_refused 'UTF-16, which iconv converts to UTF-8' utf16
 mkfifo pipe
@@ -191,28 +187,111 @@ refuses binary_standard_input_is_refused "'standard input' is not text" - </bin/
 refuses broken_json_on_standard_input_is_named "'standard input' line 2 is not JSON" --jsonl - <<<$'{"text": "a"}\n{"text"'
 refuses a_tokenizer_that_is_not_there_is_refused "'missing" --tokenizer missing text
 
-# ---- Parquet, where pyarrow is
+# ---- Parquet: what can be told without pyarrow
 
 python=${PYTHON:-python3}
-if "$python" -c 'import pyarrow.parquet' 2>/dev/null; then
-  "$python" -c 'import pyarrow as pa, pyarrow.parquet as pq
-pq.write_table(pa.table({"n": [1] * 300, "text": [f"document {i}" for i in range(1, 301)]}), "many.parquet")'
-  script=$source/scripts/parquet_to_jsonl.py
-  "$python" "$script" many.parquet | runs --jsonl --out parquet - && same_dataset parquet_is_read_by_the_script parquet
-  name=a_column_that_is_not_there_is_named
-  if ! "$python" "$script" --field body many.parquet 2>stderr && grep -q "column 'body': there are only the columns n, text" stderr; then
-    passes $name; else fails $name "$(cat stderr)"; fi
-  "$python" -c 'import pyarrow as pa, pyarrow.parquet as pq
+printf 'PAR1 and its end PAR1' >table.parquet
+printf 'PAR1 and no end' >short.parquet
+refuses a_parquet_file_that_is_cut_short_is_refused_at_once "'short.parquet' has not the end of a Parquet file" table.parquet short.parquet
+mkdir tables && cp short.parquet tables && cp text.md tables/a.txt
+refuses so_is_one_in_a_folder "'tables/short.parquet' has not the end" tables
+refuses a_parquet_file_is_no_text "'table.parquet' is a Parquet file: leave --text out" --text table.parquet
+refuses parquet_is_named_and_not_piped "'standard input' is a Parquet file: name it, uncompressed, instead of a pipe" - <table.parquet
+gzip -k table.parquet
+refuses nor_compressed "'table.parquet.gz' is a Parquet file: name it, uncompressed" table.parquet.gz
+cp lfs.jsonl lfs.parquet
+refuses a_pointer_in_its_place_is_named "'lfs.parquet' is a git-lfs pointer" lfs.parquet
+refuses a_pattern_without_files_is_refused "cannot open 'none-*.parquet': No such file" 'none-*.parquet'
+refuses a_separator_does_not_stand_in_parquet '--separator is for text files' --separator x table.parquet
+
+# fake NAME: a Python of which standard input is the program.
+fake() { { echo '#!/bin/sh' && cat; } >"$1" && chmod +x "$1"; }
+PYTHON=$PWD/nowhere refuses a_python_that_is_missing_says_what_to_install \
+  "'table.parquet' is read by Python and its package pyarrow, but $PWD/nowhere cannot be started: No such file or directory; install both" table.parquet
+mkdir bin && for tool in cat grep wc; do ln -s "$(command -v $tool)" bin; done
+PYTHON='' PATH=$PWD/bin refuses so_does_a_path_without_one "but python3 cannot be started" table.parquet
+mkdir without && echo 'raise ImportError("none here")' >without/pyarrow.py
+PYTHONPATH=$PWD/without refuses a_missing_pyarrow_says_what_to_install \
+  "'table.parquet' is read by the Python package pyarrow, which is missing (none here): python3 -m pip install pyarrow" table.parquet
+fake killed <<<'kill -KILL $$'
+PYTHON=$PWD/killed refuses a_reader_that_is_killed_is_said "'table.parquet' was not read to its end: $PWD/killed, which reads it, was ended by signal 9 (Killed)" table.parquet
+fake quiet <<<'exit 3'
+PYTHON=$PWD/quiet refuses a_reader_that_ends_is_said 'ended with status 3' table.parquet
+fake half <<<'printf "\11\0\0\0"'
+PYTHON=$PWD/half refuses half_a_head_is_an_early_end 'ended with status 0' table.parquet
+# Readers that wait forever end with ./prepare, which a signal ends.
+fake waits <<<'echo $$ >>'"$PWD/pids"'; exec sleep 1000'
+PYTHON=$PWD/waits "$prepare" --out waits.out table.parquet >stdout 2>stderr &
+until [ -e pids ] && [ "$(wc -l <pids)" -ge 2 ]; do sleep 0.05; done
+kill -TERM $!
+wait $!
+check a_signal_ends_a_wait_for_a_reader "status $?: $(cat stderr)" grep -q 'interrupted: nothing was written' stderr
+check and_its_readers "$(ps -fp "$(paste -sd , pids)")" test -z "$(ps -o pid= -p "$(paste -sd , pids)")"
+check and_leaves_nothing "$(find . -name "waits.out*")" test ! -e waits.out -a ! -e waits.out.tmp
+
+# ---- Parquet, where pyarrow is
+
+if ! "$python" -c 'import pyarrow.parquet' 2>/dev/null; then
+  echo "ok - parquet_files_are_read # SKIP the Python package pyarrow is not installed (PYTHON names a Python that has it)"
+  exit $failed
+fi
+export PYTHON=$python
+"$python" - <<'END'
+import pyarrow as pa, pyarrow.parquet as pq
+def rows(numbers):
+    return pa.table({"n": [1.5] * len(numbers), "text": [f"document {i}" for i in numbers],
+                     "meta": [{"body": f"b{i}", "null": None} for i in numbers]})
+pq.write_table(rows(range(1, 301)), "many.parquet", row_group_size=7, compression="zstd")
+pq.write_table(rows(range(1, 301)), "one-group.parquet")
+pq.write_table(rows(range(1, 1)), "no-rows.parquet")
+pq.write_table(pa.table({"text": ["a", None, "", "b\u00e9\n\"\\"]}), "nulls.parquet")
+for part in range(3):
+    pq.write_table(rows(range(1 + 100 * part, 101 + 100 * part)), f"part-{part}.parquet", row_group_size=33)
+# More than fits into pipes and batches, of all lengths.
+texts = ["x" * (i * 7919 % 30000) + f" {i} \u20ac" for i in range(4000)]
+pq.write_table(pa.table({"text": texts}), "long.parquet", compression="zstd", row_group_size=1500)
 call = {"function": {"name": "f", "arguments": {"a": 1}}}
 talk = lambda i: [{"role": "user", "content": f"Say {i}", "tool_calls": None},
                   {"role": "assistant", "content": f"{i}", "tool_calls": [call] if i % 2 else None}]
-pq.write_table(pa.table({"messages": [talk(i) for i in range(20)]}), "talks.parquet")'
-  must "$prepare" --train-tokenizer 300 --template chatml --out tok "$source/README.md"
-  "$python" "$script" --chat talks.parquet | runs --chat --tokenizer tok --out talks -
-  check conversations_in_parquet_are_read "$(cat stdout stderr)" grep -q '^documents  20 in 1 file' stdout
-  name=a_column_of_conversations_needs_chat
-  if ! "$python" "$script" --field messages talks.parquet 2>stderr && grep -q "are these messages for --chat?" stderr; then
-    passes $name; else fails $name "$(cat stderr)"; fi
-else echo "ok - parquet_is_read_by_the_script # SKIP the Python package pyarrow is not installed"; fi
+pq.write_table(pa.table({"id": range(20), "messages": [talk(i) for i in range(20)]}), "talks.parquet")
+END
+runs --out parquet many.parquet && same_dataset parquet_is_read_by_its_name parquet
+check and_counted "$(cat stdout)" grep -qx 'files      0 of text, 0 of JSON lines, 1 of Parquet' stdout
+runs --out one parquet --force one-group.parquet no-rows.parquet && same_dataset of_any_row_groups one
+runs --out parts 'part-*.parquet' && same_dataset a_quoted_pattern_names_its_files_in_order parts
+runs --out shell part-*.parquet && same_dataset so_does_one_for_the_shell shell
+mkdir mixed && head -n 100 many.jsonl >mixed/part-0.jsonl && cp part-1.parquet mixed && tail -n 100 many.jsonl | gzip >mixed/part-2.jsonl.gz
+runs --out mixed.out mixed && same_dataset a_folder_may_hold_lines_and_parquet mixed.out
+check and_both_are_counted "$(cat stdout)" grep -qx 'files      0 of text, 2 of JSON lines, 1 of Parquet' stdout
+script=$source/scripts/parquet_to_jsonl.py
+"$python" "$script" many.parquet | runs --jsonl --out script - && same_dataset the_script_writes_the_lines script
+runs --val-fraction 0 --out nulls nulls.parquet
+holds nulls_are_no_documents $'[a][b\303\251\n"\\]' nulls/train-00000.bin
+runs --field meta.body --val-fraction 0 --out nested many.parquet
+holds a_dotted_field_is_in_a_column "$(seq -s '' -f '[b%g]' 300)" nested/train-00000.bin
+"$python" "$script" long.parquet >long.jsonl
+runs --out long.lines long.jsonl && runs --out long.out long.parquet
+check long_documents_are_read "$(cat stdout)" diff -r long.lines long.out
+must "$prepare" --train-tokenizer 300 --template chatml --out tok "$source/README.md"
+runs --chat --tokenizer tok --out talks talks.parquet
+check conversations_in_parquet_are_read "$(cat stdout stderr)" grep -q '^documents  20 in 1 file' stdout
+"$python" "$script" --chat talks.parquet >talks.jsonl
+check without_keys_that_are_null "$(head -n 2 talks.jsonl)" test "$(sed -n 1p talks.jsonl)" = \
+  '{"messages": [{"role": "user", "content": "Say 0"}, {"role": "assistant", "content": "0"}]}'
+"$python" "$script" --all talks.parquet >rows.jsonl
+check whole_rows_have_every_column "$(head -n 1 rows.jsonl)" test "$(head -n 1 rows.jsonl)" = \
+  '{"id": 0, "messages": [{"role": "user", "content": "Say 0"}, {"role": "assistant", "content": "0"}]}'
+
+refuses a_column_that_is_not_there_is_named "cannot read 'many.parquet': there is no column 'body', only n, text, meta" --field body many.parquet
+refuses so_is_one_inside_of_another "there is no column 'meta.nose', only n, text, meta.body, meta.null" --field meta.nose many.parquet
+refuses a_column_of_numbers_is_no_text "cannot read 'many.parquet': the column 'n' holds no text" --field n many.parquet
+refuses nor_is_one_of_conversations '--chat reads messages' --field messages talks.parquet
+refuses text_is_no_conversation "there is no column 'messages', only n, text, meta" --chat --tokenizer tok many.parquet
+{ head -c 3000 long.parquet; head -c 3000 /dev/zero; tail -c +6001 long.parquet; } >flipped.parquet
+refuses a_damaged_file_is_refused "cannot read 'flipped.parquet'" flipped.parquet
+mkdir some && cp part-0.parquet some/0.parquet && cp flipped.parquet some/1.parquet
+refuses behind_others_too "cannot read 'some/1.parquet'" some
+fake dies <<<"\"$python\" \"\$@\" | { head -c 1000000; kill -KILL \$\$ 2>/dev/null; }"
+PYTHON=$PWD/dies refuses a_reader_that_is_killed_in_the_middle_is_said "'long.parquet' was not read to its end" long.parquet
 
 exit $failed

@@ -22,14 +22,14 @@ holds() {
   if [ "$found" = "$expected" ]; then passes "$name"; else fails "$name" "expected $expected, found ${found:0:300}"; fi
 }
 
-# refuses NAME EXPECTED_WORDS ARGUMENTS...
+# refuses NAME EXPECTED_WORDS ARGUMENTS... Progress is shown after a second.
 refuses() {
   local name=$1 words=$2
   shift 2
   "$prepare" --out refused/out "$@" >stdout 2>stderr
   local status=$?
   if [ $status != 1 ]; then fails "$name" "exit status $status instead of 1"
-  elif [ "$(wc -l <stderr)" != 1 ]; then fails "$name" "$(wc -l <stderr) lines on standard error"
+  elif [ "$(grep -cv '^ *[0-9]* %, ' stderr)" != 1 ]; then fails "$name" "$(wc -l <stderr) lines on standard error"
   elif ! grep -qF -- "$words" stderr; then fails "$name" "said: $(cat stderr)"
   elif [ -s stdout ]; then fails "$name" "printed: $(cat stdout)"
   elif [ -e refused ]; then fails "$name" "left $(find refused | tr '\n' ' ')"
