@@ -46,6 +46,7 @@ FLAVOURS := release asan double fuzz
 $(foreach f,$(FLAVOURS),$(eval build/$f/%.o: %.c $$$$(call changed,HOST); $$(call compile,HOST)))
 # Files that are in objects (base/embed.h).
 $(FLAVOURS:%=build/%/data/prepare/parquet.o): scripts/parquet_to_jsonl.py
+$(FLAVOURS:%=build/%/model/run/page.o): model/run/page.html
 
 include kernels/kernels.mk tests/tests.mk
 

@@ -19,6 +19,8 @@ static const char usage[] =
     "       train --generate DIR [--prompt TEXT] [options]     continue a text, or stdin\n"
     "       train --generate DIR --user TEXT [--system TEXT] [options]   answer a message\n"
     "       train --eval DIR --data FILES [options]            loss, perplexity, bits per byte\n"
+    "       train --page RUN... [--out page.html] [--serve PORT]   loss and more, as HTML\n"
+    "       train --compare RUN RUN...                         what differs, which is better\n"
     "       train --bench CONFIG.json [section.key=value ...]  times; on a GPU what fusing gains\n"
     "       train --doctor                                     what can train on this machine\n"
     "       train --help-config [WORD]                         config keys about it, such as lr\n"
@@ -111,9 +113,10 @@ static const struct {
   const char *name;
   int (*run)(int argc, char **argv, Error *err);
 } commands[] = {
-    {"--plan", plan_command},        {"--fit", fit_command},     {"--generate", generate_command},
-    {"--eval", eval_command},        {"--bench", bench_command}, {"--doctor", doctor_command},
-    {"--help-config", command_keys}, {"--help", command_help},   {"--version", command_version}};
+    {"--plan", plan_command}, {"--fit", fit_command},         {"--generate", generate_command},
+    {"--eval", eval_command}, {"--bench", bench_command},     {"--doctor", doctor_command},
+    {"--page", page_command}, {"--compare", compare_command}, {"--help-config", command_keys},
+    {"--help", command_help}, {"--version", command_version}};
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 // Its index; -1: no command has this name.

@@ -56,6 +56,11 @@ int plan_command(int argc, char **argv, Error *err);
 // --fit: writes a config for this machine, token files and a time.
 int fit_command(int argc, char **argv, Error *err);
 
+// --page: writes an HTML file that shows runs, or with --serve follows them on 127.0.0.1 until a
+// signal comes. --compare: what differs between runs and which is better, as text.
+int page_command(int argc, char **argv, Error *err);
+int compare_command(int argc, char **argv, Error *err);
+
 // --bench: model/run/bench.h.
 int bench_command(int argc, char **argv, Error *err);
 
