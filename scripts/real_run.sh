@@ -7,7 +7,7 @@
 #   tok/  data/  run/    tokenizer, token files (2 % of the documents for validation), checkpoints
 #   report.txt           what each part said, and how long it took
 #   samples.txt          the same prompts at each checkpoint that is kept, and at the end
-#   loss.png             the loss of every step (needs matplotlib)
+#   page.html            the losses, the rate, the samples: for a browser
 # A part that is done is not done again: the same command resumes what was interrupted.
 set -euo pipefail
 
@@ -57,5 +57,5 @@ part train ./train "$config" "model.vocab_size=$vocabulary" "data.train=$out/dat
   "data.val=$out/data/val-*.bin" "output.dir=$out/run" train.resume=auto "$@"
 write_samples
 part evaluation ./train --eval "$out/run" --data "$out/data/val-*.bin"
-! python3 -c 'import matplotlib' 2>/dev/null || part picture scripts/plot.py "$out/run" -o "$out/loss.png"
+part page ./train --page "$out/run" --out "$out/page.html"
 echo "done: $report, $out/samples.txt, $out/run/log.jsonl"

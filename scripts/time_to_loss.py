@@ -14,7 +14,7 @@ run, over what the file says. OUT gets
 
   NAME/seed-S/log.jsonl    the runs; one that is done is not run again
   table.md                 the table that is printed
-  loss.png                 validation loss over seconds (needs matplotlib)
+  page.html                all runs, for a browser (./train --page)
 
 scripts/README.md says what is measured, and how it is averaged over seeds.
 """
@@ -28,8 +28,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-
-from plot import COLOURS, Run, load_pyplot, save
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -138,11 +136,29 @@ def standard_error(values):
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
+class Run:
+    """The records of a run's log, by kind and step. A resumed run repeats steps: the later record
+    counts."""
+
+    def __init__(self, folder):
+        self.records = {"train": {}, "val": {}}
+        for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if record["kind"] in self.records:
+                self.records[record["kind"]][record["step"]] = record
+
+    def series(self, kind, key):
+        """Steps and values in the order of steps; NaN is what was not finite, or is not there."""
+        records = sorted(self.records[kind].items())
+        values = [record.get(key) for _, record in records]
+        return [step for step, _ in records], [math.nan if v is None else v for v in values]
+
+
 class Times:
     """A run's validations: their steps, losses, and tokens and seconds of training before each."""
 
     def __init__(self, folder):
-        log = Run(folder)
+        self.folder, log = folder, Run(folder)
         steps, ms = log.series("train", "ms")
         _, rates = log.series("train", "tokens_per_s")
         self.steps, self.losses = log.series("val", "loss")
@@ -221,27 +237,8 @@ def table(recipes, target):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def draw(recipes, target, path):
-    figure, axes = load_pyplot().subplots(layout="constrained", figsize=(10, 5.6))
-    for index, recipe in enumerate(recipes):
-        axes.errorbar(recipe.seconds, recipe.losses, yerr=recipe.errors,
-                      color=COLOURS[index % len(COLOURS)], linewidth=1.4, elinewidth=0.8,
-                      linestyle=["-", "--", ":"][index // len(COLOURS) % 3],
-                      label=f"{recipe.name} ({recipe.losses[-1]:.3f})")
-    axes.axhline(target, color="#555555", linewidth=0.8, linestyle=(0, (6, 4)))
-    ends = [recipe.losses[-1] for recipe in recipes]
-    # What is before a fifth of the first run is too steep to tell recipes apart.
-    early = recipes[0].losses[len(recipes[0].losses) // 5]
-    axes.set_ylim(min(ends) - 0.1 * (early - min(ends)), max(early, max(ends)))
-    axes.set(xlabel="seconds of training", ylabel="validation loss (nats per token)")
-    axes.set_title(f"Validation loss, target {target:.4f}", loc="left", fontweight="bold")
-    axes.grid(True, alpha=0.25, linewidth=0.6)
-    axes.legend(frameon=False)
-    save(figure, path)
-
-
 def compare(recipes, options):
-    """Prints the table and draws the picture."""
+    """Prints the table and writes the page."""
     read = set().union(*(run.read for recipe in recipes for run in recipe.runs))
     if len(read) > 1:
         fail(f"validations read {' and '.join(f'{n:.0f}' for n in sorted(read))} tokens: where a "
@@ -250,10 +247,9 @@ def compare(recipes, options):
     said = table(recipes, target)
     print(said, end="")
     (options.out / "table.md").write_text(said, encoding="utf-8")
-    try:
-        draw(recipes, target, options.out / "loss.png")
-    except SystemExit as without:  # matplotlib is missing: the table is there without it
-        print(without, file=sys.stderr)
+    paths = [str(run.folder) for recipe in recipes for run in recipe.runs]
+    subprocess.run(["./train", "--page", *paths, "--out", str(options.out / "page.html")],
+                   check=True)
 
 
 def parse():

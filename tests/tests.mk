@@ -6,7 +6,7 @@ ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
 SCRIPT_TESTS := $(wildcard tests/cli/test_*.sh)
 SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,arm bare_systems dist gpu_flags memory \
-  model_folder night page_commands peers plot real_text rebuild run_folder)
+  model_folder night page_commands peers real_text rebuild run_folder)
 # These send signals at moments that a busy machine would shift, or run tests, so they run alone.
 TIMED_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,bare_systems night resume)
 scripts_of = $(filter-out $(TIMED_SCRIPTS),$1) --alone $(filter $(TIMED_SCRIPTS),$1)

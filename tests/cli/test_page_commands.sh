@@ -35,10 +35,10 @@ scripts/to_gguf.py *                    | never                     | a checkout
 scripts/profile.sh *                    | never                     | a GPU, Nsight
 *PEERS=*                                | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes
+./train --page * --serve *              | never                     | it serves until Ctrl-C
 make build/release/tests/gpu/*          | never                     | a GPU
 make build/release/tests/emulated/*     | built release/tests/emulated | headers of CUDA
 make build/fuzz/*                       | built fuzz/tests/fuzz     | clang with libFuzzer
-scripts/plot.py *                       | module matplotlib         | matplotlib
 ./prepare * *.parquet*                  | module pyarrow            | pyarrow
 scripts/check_transformers.py *         | module torch transformers | torch, transformers
 python3 -c "from transformers *         | module torch transformers | torch, transformers
