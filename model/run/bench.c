@@ -409,6 +409,17 @@ static void print_model(const Bench *b) {
   fflush(stdout);
 }
 
+// What its last line names.
+static void describe_run(Bench *b, const Backend *be) {
+  BenchResult *r = b->result;
+  const ModelConfig *model = &b->config.model;
+  const int name = r->kinds == 1 ? 0 : (int)strcspn(be->description, ",");
+  snprintf(r->card, sizeof r->card, "%.*s", name, be->description);
+  if (r->kinds == 1) snprintf(r->card, sizeof r->card, "This processor");
+  snprintf(r->model, sizeof r->model, "%s", count_text((double)model_parameters(model, true)).text);
+  r->tokens = tokens_per_step(&b->config);
+}
+
 // Both kinds at once, if their memory is there.
 static int run_sides(Bench *b, Error *err) {
   BenchResult *r = b->result;
@@ -419,6 +430,7 @@ static int run_sides(Bench *b, Error *err) {
   Backend *be = b->sides[BENCH_FUSED].be;
   r->kinds = be->kinds[OP_qkv] == KERNEL_CPU ? 1 : BENCH_KINDS;
   if (be->services.gauges) r->gauges = be->services.gauges(be);
+  describe_run(b, be);
   if (r->kinds == BENCH_KINDS && open_side(b, BENCH_UNFUSED, &no_room) != 0) {
     close_side(&b->sides[BENCH_UNFUSED]);
     r->apart = true;

@@ -1,6 +1,7 @@
 // ./train --bench: the time of each operation, layer and step of this machine's training, and on a
 // GPU what fusing gains. bench.c measures; bench_report.c has the arithmetic and the table.
 #pragma once
+#include "base/file.h"
 #include "model/llama.h"
 
 // The kinds of kernels that are compared. A CPU has one, in the place of the first. The floor is no
@@ -40,11 +41,13 @@ typedef struct Busy {
 } Busy;
 
 typedef struct BenchResult {
-  int kinds;        // 1 on a CPU
-  Operation only;   // that is printed; OPERATION_COUNT: all
-  bool whole;       // layers and steps were measured, too
-  bool apart;       // one kind after the other, since both do not fit
-  GpuGauges gauges; // of the opened GPU
+  int kinds;                // 1 on a CPU
+  Operation only;           // that is printed; OPERATION_COUNT: all
+  bool whole;               // layers and steps were measured, too
+  bool apart;               // one kind after the other, since both do not fit
+  GpuGauges gauges;         // of the opened GPU
+  char card[64], model[32]; // "NVIDIA H200", "1.24B": its parameters
+  int64_t tokens;           // of a step
   BenchOp ops[OPERATION_COUNT];
   Spread layer[BENCH_PASSES][BENCH_KINDS];
   Spread step[BENCH_KINDS];
@@ -74,6 +77,9 @@ typedef struct OpRates {
   double gigabytes_per_second, of_copy; // and its part of the copy's rate
 } OpRates;
 OpRates op_rates(const BenchResult *r, const BenchOp *op);
+
+// What fusing gains here, in a line to quote; on a CPU how fast it trains.
+PathText bench_quote(const BenchResult *r);
 
 const char *bench_kind_name(const BenchResult *r, BenchKind kind);
 void bench_print(const BenchResult *r);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "model/run/log.h"
+
 const char *bench_kind_name(const BenchResult *r, BenchKind kind) {
   static const char *const of_gpu[] = {"fused", "unfused", "floor"};
   static const char *const of_cpu[] = {"CPU", "-", "floor"};
@@ -207,9 +209,23 @@ static void print_method(const BenchResult *r) {
            cell("%.3f", r->alike).text);
 }
 
+PathText bench_quote(const BenchResult *r) {
+  const double fused = r->step[BENCH_FUSED].median, unfused = r->step[BENCH_UNFUSED].median,
+               speed = (double)r->tokens / fused * 1e3;
+  if (r->kinds < BENCH_KINDS)
+    return path_text("%s trains %s parameters at %s tokens/s", r->card, r->model,
+                     count_text(speed).text);
+  return path_text("On %s a training step of %s parameters takes %.4g ms with fused kernels and "
+                   "%.4g ms with unfused ones: fused is %.3f times as fast (%.3f to %.3f), %s "
+                   "tokens/s",
+                   r->card, r->model, fused, unfused, r->gain.median, r->gain.tenth,
+                   r->gain.ninetieth, count_text(speed).text);
+}
+
 void bench_print(const BenchResult *r) {
   print_ops(r);
   if (r->whole) print_whole(r);
   print_method(r);
+  if (r->whole) printf("\n%s\n", bench_quote(r).text);
   fflush(stdout);
 }
