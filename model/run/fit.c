@@ -43,6 +43,7 @@ typedef struct Fit {
   Choice choices[MOST_CHOICES];
   int count;
   double tokens_wanted; // in the time
+  int64_t each, steps;  // a step's tokens without overrides, and how many; 0: not chosen yet
   Config config;
   double step_ms;
 } Fit;
@@ -141,6 +142,7 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
 // ---- The candidate of a width
 
 static int64_t step_tokens(const Fit *f, int64_t T) {
+  if (f->each > 0) return f->each;
   const bool gpu = f->hardware.gpu;
   const double least = gpu ? 4096 : 512, most = gpu ? 32768 : 8192,
                each = exp2(round(log2(fmax(f->tokens_wanted / 2000, 1))));
@@ -148,7 +150,7 @@ static int64_t step_tokens(const Fit *f, int64_t T) {
 }
 
 static int64_t steps_of(const Fit *f, int64_t each) {
-  return max_i64(1, llround(f->tokens_wanted / (double)each));
+  return f->steps > 0 ? f->steps : max_i64(1, llround(f->tokens_wanted / (double)each));
 }
 
 // What is given up for memory, the mildest first.
@@ -265,21 +267,31 @@ static int measure(Fit *f, int width, double *flops_per_second, Error *err) {
   return 0;
 }
 
+// Steps of `each` tokens that take the time, or read the text as often as pays.
+static double steps_in_time(const Fit *f, double each) {
+  const double steps = (f->seconds - run_seconds(f, 0)) / (f->step_ms * 1e-3);
+  return fmin(steps, MOST_EPOCHS * (double)f->tokens / each);
+}
+
 // The config's steps fill the time that is there. Steps of another size than those that were
-// measured are measured, too.
+// measured are measured, too; overrides may change it.
 static int fill_time(Fit *f, int width, Error *err) {
   double ignored;
-  for (int i = 0; i < 3; i++) { // each time with the validations of the time before
-    const int64_t each = tokens_per_step(&f->config);
-    const double start = run_seconds(f, 0), steps = (f->seconds - start) / (f->step_ms * 1e-3);
-    f->tokens_wanted = fmin(steps * (double)each, MOST_EPOCHS * (double)f->tokens);
-    if (steps < 1)
+  const int64_t measured = tokens_per_step(&f->config);
+  f->tokens_wanted = steps_in_time(f, (double)measured) * (double)measured;
+  if (candidate(f, width, err) != 0) return -1;
+  const int64_t each = tokens_per_step(&f->config);
+  if (each != measured && measure(f, width, &ignored, err) != 0) return -1;
+  f->each = step_tokens(f, window_of(f, widths[width]));
+  for (int i = 0; i < 2; i++) { // the second time with the first's validations
+    f->steps = (int64_t)steps_in_time(f, (double)each);
+    if (f->steps < 1)
       return error_set(err,
                        "minutes=%g is too short: one step takes %.3g s, and its start and end "
                        "%.3g s",
-                       f->seconds / 60, f->step_ms * 1e-3, start);
+                       f->seconds / 60, f->step_ms * 1e-3, run_seconds(f, 0));
+    f->tokens_wanted = (double)(f->steps * each);
     if (candidate(f, width, err) != 0) return -1;
-    if (tokens_per_step(&f->config) != each && measure(f, width, &ignored, err) != 0) return -1;
   }
   return 0;
 }
