@@ -86,6 +86,18 @@ typedef struct HeadGradient {
   RowStat s;  // row sums of dlogits' z
 } HeadGradient;
 
+// What a row of logits says about its target (ScoreRowsOp).
+typedef struct RowScore {
+  float loss;        // log-sum-exp - the target's logit, nats
+  int32_t likeliest; // 1: no logit is larger, and no equal one has a smaller id; else 0
+} RowScore;
+
+// Rows [first, first + rows) continue the rows [prefix, prefix + prefix_rows), which do not stand
+// right in front of them (AttentionBranchesOp).
+typedef struct Branch {
+  int32_t prefix, prefix_rows, first, rows;
+} Branch;
+
 // A matrix inside of a parameter that Muon makes orthogonal by itself, such as q in qkv or gate in
 // gate_up: its row i is row first + i step of the parameter, and it has all columns.
 typedef struct MatrixPart {

@@ -65,6 +65,18 @@ typedef void GateUpOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand 
 // logits = r * (x W'^T) of one row, for generation.
 //   x [1, D] in, sumsq in, W [V, D] in (folded), logits [V] out
 typedef void RowLogitsOp(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits);
+// Scoring: attention again for the rows of branches, which see their prefix, and themselves
+// causally, as if they stood right behind it. qkv has them rotated for where they do stand: queries
+// are rotated back by that distance before they meet the prefix. Overwrites o of these rows.
+//   branches [count] in, the backend's memory; qkv [M, R] in; o [M, H d] in, out
+typedef void AttentionBranchesOp(Backend *be, int64_t M, int64_t count, const Branch *branches,
+                                 const act_t *qkv, Operand o);
+// Scoring: of each row with a target its loss, and whether the target is the likeliest token.
+// Scores of other rows are left as they are.
+//   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in, logits [M, V] scratch, rows
+//   of padded_vocab, scores [M] out
+typedef void ScoreRowsOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                         const int32_t *targets, act_t *logits, RowScore *scores);
 // The logits of a training step or a validation, and their loss: adds scale * sum over m of
 // (log-sum-exp - target's logit) to the loss of the running step. Where g is not NULL the gradient
 // is computed in the same call, since the logits are read only once: dlogits' = r * scale *

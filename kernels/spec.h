@@ -23,6 +23,7 @@ typedef struct Spec {
   int64_t recompute_layers; // for how many layers, from the first; 0: all
   int64_t context;          // positions of a generator; 0: there is none
   bool cache;               // a generator's own: its layers cache `context` positions
+  bool scores;              // micro-batches are scored (llama_score), also or only
   int64_t max_tokens;       // the largest M of any call on the backend
   int64_t max_positions;    // RoPE positions 0 .. max_positions - 1 occur
 

@@ -31,6 +31,9 @@ void layer_attention(Llama *llama, int64_t l) {
   } else {
     RUN(llama, qkv, batch_rows(spec), spec->seq, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv);
     RUN(llama, attention, spec->batch, spec->seq, a->qkv, a->o, a->lse);
+    if (llama->branch_count > 0)
+      llama->be->attention_branches(llama->be, batch_rows(spec), llama->branch_count,
+                                    llama->acts.branches, a->qkv, a->o);
   }
   RUN(llama, out, batch_rows(spec), query_width(spec), a->o, w->out->compute, a->x.data, a->x_sumsq,
       a->x1, &a->x1_sumsq);
@@ -89,6 +92,25 @@ double llama_sum_of_losses(Llama *llama, const Batch *batch) {
   llama_loss(llama, 1);
   be->services.step_end(be);
   return be->services.step_result(be).loss * (double)batch_rows(&llama->spec);
+}
+
+void llama_score(Llama *llama, const Batch *batch, const Branch *branches, int64_t count,
+                 RowScore *scores) {
+  Backend *be = llama->be;
+  Acts *acts = &llama->acts;
+  const int64_t M = batch_rows(&llama->spec), rows = chunk_rows(&llama->spec);
+  llama_load_batch(llama, batch);
+  be->services.write(be, acts->branches, branches, (size_t)count * sizeof *branches);
+  llama->branch_count = count;
+  embed_forward(llama);
+  for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);
+  llama->branch_count = 0;
+  for (int64_t c = 0; c < llama->spec.loss_chunks; c++) {
+    const HeadChunk h = head_chunk(llama, c);
+    be->score_rows(be, h.M, h.x, h.sumsq, llama->lm_head->folded, h.targets, acts->logits,
+                   acts->scores + c * rows);
+  }
+  be->services.read(be, scores, acts->scores, (size_t)M * sizeof *scores);
 }
 
 void row_logits(Llama *llama, int64_t row) {

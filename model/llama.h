@@ -23,6 +23,7 @@ typedef struct Llama {
   MemoryPlan plan;
   int64_t first;           // generation: position of the first row; in training 0
   const int32_t *position; // generation: the same, in the backend's memory; in training NULL
+  int64_t branch_count;    // scoring: of acts.branches in the loaded micro-batch; else 0
   char *params_block;      // masters, moments, compute copies
   char *host_block;        // of these and of gradients what spec.offload names; NULL: nothing
   char *grads_block;
@@ -57,6 +58,14 @@ double llama_sum_of_losses(Llama *llama, const Batch *batch);
 void llama_backward(Llama *llama, double scale, bool accumulate);
 // AdamW on all parameters. step_result has the step's result when the GPU is done.
 void llama_update(Llama *llama, const AdamW *hyper);
+
+// ---- Scoring, where spec.scores made room for it
+
+// A forward of a micro-batch, in which rows of `branches` [count], at most one a row, continue other
+// rows than those in front of them. Those other rows are in no branch with a prefix. scores
+// [batch_rows] on the host: those of rows with a target are written.
+void llama_score(Llama *llama, const Batch *batch, const Branch *branches, int64_t count,
+                 RowScore *scores);
 
 // ---- Parts of a step, never recorded: for backward.c and generate.c.
 

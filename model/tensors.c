@@ -178,7 +178,7 @@ void param_init(const ModelConfig *c, uint64_t seed, const HfTensor *t, int64_t 
 
 // ---- The rows of activations and gradients
 
-typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS } TensorKind;
+typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS, SCORES, BRANCHES } TensorKind;
 typedef enum Where { LAYERS, TO_END } Where;
 typedef enum Lifetime { KEPT, RECOMPUTED_LAYER, RECOMPUTED_MLP, GRADIENT, CACHE } Lifetime;
 typedef enum ScaleRule { UNSCALED, DELAYED, OF_ROWS, OF_LOSS } ScaleRule;
@@ -230,7 +230,7 @@ static Table make_table(const Spec *s) {
                 Hd = query_width(s), R = packed_width(s), padded_V = padded_vocab(s),
                 chunk = chunk_rows(s), context = s->context, parts = s->most_parts.sumsq,
                 s_parts = s->most_parts.s;
-  const bool train = s->train, fp8 = s->fp8, folds_softmax = s->folds_softmax;
+  const bool train = s->train, fp8 = s->fp8, folds_softmax = s->folds_softmax, scores = s->scores;
   return (Table){
 #define FIELD(field) 1 + offsetof(LayerActs, field)
 #define LAYER(kind, field, name, rows, cols, where_, lifetime_, ...)                               \
@@ -413,9 +413,11 @@ static void place(Layout *l, const TensorRow *r, void *of, const void *first_of,
   void *field = (char *)of + r->offset, *memory;
   const void *first = (const char *)first_of + r->offset;
   const int64_t stride = l->spec->max_tokens, cols = r->kind == SUMS ? stride : r->cols;
-  const size_t width = r->kind == VALUES ? act_bytes(l->spec)
-                       : r->kind == IDS  ? sizeof(int32_t)
-                                         : stat_bytes(l->spec);
+  const size_t width = r->kind == VALUES     ? act_bytes(l->spec)
+                       : r->kind == IDS      ? sizeof(int32_t)
+                       : r->kind == SCORES   ? sizeof(RowScore)
+                       : r->kind == BRANCHES ? sizeof(Branch)
+                                             : stat_bytes(l->spec);
   if (r->kind == OPERAND) {
     place_operand(l, r, field, first, layer);
     return;
@@ -490,7 +492,7 @@ Spec sampler_spec(const Spec *run, int64_t context) {
   Spec s = *run;
   s.batch = 1;
   s.seq = s.loss_chunks = run->max_tokens < FEED_ROWS ? run->max_tokens : FEED_ROWS;
-  s.train = s.muon = false;
+  s.train = s.muon = s.scores = false;
   s.recompute = RECOMPUTE_NONE;
   s.usual_documents = 0;
   s.context = context;

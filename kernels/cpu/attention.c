@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -128,6 +129,45 @@ void cpu_attention_decode(Backend *be, const int32_t *position, int64_t rows, co
   Cpu *cpu = cpu_of(be);
   attend(cpu, (Sequences){1, *position + rows, NULL}, *position, reals(cache), reals(o.data), NULL);
   quantize(cpu, rows, cpu->base.spec.H * cpu->base.spec.d, o, reals(o.data));
+}
+
+// A head of a branch. qkv and o point at its columns, k and v at the key/value head's, of row 0.
+static void branch_forward(const Cpu *cpu, Branch b, const real *q, const real *k, const real *v,
+                           real *o) {
+  const Spec *c = &cpu->base.spec;
+  const int64_t R = packed_width(c), d = c->d, o_stride = c->H * d, P = b.prefix_rows,
+                keys = P + b.rows;
+  const real scale = 1 / real_sqrt((real)d);
+  const real *angles = cpu->rope + (b.first - b.prefix - P) * d;
+  real *moved = xmalloc((size_t)b.rows * (size_t)(d + keys) * sizeof *moved);
+  real *p = moved + b.rows * d; // [rows, keys]
+  q += b.first * R, o += b.first * o_stride;
+  for (int64_t i = 0; i < b.rows; i++) {
+    memcpy(moved + i * d, q + i * R, (size_t)d * sizeof *moved);
+    rotate_heads(d, d, angles, -1, moved + i * d);
+  }
+  if (P > 0) gemm_strided(GEMM_NT, b.rows, P, d, scale, moved, d, k + b.prefix * R, R, 0, p, keys);
+  gemm_strided(GEMM_NT, b.rows, b.rows, d, scale, q, R, k + b.first * R, R, 0, p + P, keys);
+  for (int64_t i = 0; i < b.rows; i++) {
+    softmax_row(P + i + 1, p + i * keys);
+    for (int64_t j = P + i + 1; j < keys; j++) p[i * keys + j] = 0;
+  }
+  gemm_strided(GEMM_NN, b.rows, d, b.rows, 1, p + P, keys, v + b.first * R, R, 0, o, o_stride);
+  if (P > 0) gemm_strided(GEMM_NN, b.rows, d, P, 1, p, keys, v + b.prefix * R, R, 1, o, o_stride);
+  free(moved);
+}
+
+void cpu_attention_branches(Backend *be, int64_t M, int64_t count, const Branch *branches,
+                            const act_t *qkv, Operand o) {
+  Cpu *cpu = cpu_of(be);
+  const Spec *c = &be->spec;
+  const int64_t group = c->H / c->KV, d = c->d;
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (int64_t b = 0; b < count; b++)
+    for (int64_t h = 0; h < c->H; h++)
+      branch_forward(cpu, branches[b], reals(qkv) + h * d, reals(qkv) + (c->H + h / group) * d,
+                     reals(qkv) + (c->H + c->KV + h / group) * d, reals(o.data) + h * d);
+  quantize(cpu, M, c->H * d, o, reals(o.data));
 }
 
 void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,

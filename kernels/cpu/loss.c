@@ -22,6 +22,37 @@ void cpu_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *log
   cpu_logits(be, 1, x, sumsq, W, logits);
 }
 
+// The sum of exp(z - largest) over z [V].
+VECTORS static double sum_of_powers(int64_t V, const real *z, real largest) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t v = 0; v < V; v++) sum += (double)real_exp(z[v] - largest);
+  return sum;
+}
+
+static RowScore score_row(int64_t V, const real *z, int32_t target) {
+  const real largest = row_largest(V, z);
+  int64_t likeliest = 0;
+  while (likeliest < V - 1 && !(z[likeliest] == largest)) likeliest++;
+  return (RowScore){
+      (float)((double)largest + log(sum_of_powers(V, z, largest)) - (double)z[target]),
+      likeliest == target};
+}
+
+// Rows without a target are not multiplied: they are most rows of a long context.
+void cpu_score_rows(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                    const int32_t *targets, act_t *logits, RowScore *scores) {
+  const Spec *c = &be->spec;
+  for (int64_t m = 0, end; m < M; m = end) {
+    for (end = m + 1; end < M && (targets[end] >= 0) == (targets[m] >= 0); end++) continue;
+    if (targets[m] < 0) continue;
+    cpu_logits(be, end - m, operand_from(be, x, m, c->D), row_stat_from(be, sumsq, m), W, logits);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = m; i < end; i++)
+      scores[i] = score_row(c->V, reals(logits) + (i - m) * padded_vocab(c), targets[i]);
+  }
+}
+
 // z [V] of one row becomes factor * (softmax(z) - onehot(target)); returns the row sum of the two's
 // product.
 VECTORS static real row_gradient(real *z, int64_t V, int32_t target, real largest, double sum,
@@ -37,14 +68,6 @@ VECTORS static real row_gradient(real *z, int64_t V, int32_t target, real larges
   }
   z[target] = factor * (real_exp(to_target - largest) * per_sum - 1);
   return (real)product;
-}
-
-// The sum of exp(z - largest) over z [V].
-VECTORS static double sum_of_powers(int64_t V, const real *z, real largest) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t v = 0; v < V; v++) sum += (double)real_exp(z[v] - largest);
-  return sum;
 }
 
 void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,

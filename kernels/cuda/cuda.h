@@ -143,6 +143,7 @@ EmbedBackwardOp cuda_embed_backward;
 // Bytes of scratch of the embedding's backward.
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 AttentionDecodeOp cuda_attention_decode;
+AttentionBranchesOp cuda_attention_branches;
 
 // ---- table.c
 // The tables of the list, rebuilt where the last call was for another list.

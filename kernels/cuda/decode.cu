@@ -131,23 +131,28 @@ template <int LANES> static __device__ __forceinline__ Place place(const DecodeA
   return p;
 }
 
-// The softmaxes of a thread's keys.
+// The columns of the thread in the query heads of row m.
+static __device__ __forceinline__ void load_queries(const DecodeArgs &s, const Place &p, int64_t m,
+                                                    Pack<PER_LANE> (&of_q)[HEADS]) {
+  const int64_t R = (int64_t)(s.H + 2 * s.KV) * s.d;
+  const bf16_bits *q = s.qkv + m * R + (int64_t)p.head * s.d + p.column;
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) {
+    of_q[h] = {};
+    if (p.column < s.d && h < p.heads) of_q[h] = load_pack<PER_LANE>(q + h * s.d);
+  }
+}
+
+// Joins to `a` the softmaxes of a thread's keys.
 template <int LANES>
 static __device__ __forceinline__ void walk_keys(const DecodeArgs &s, const Place &p,
+                                                 const Pack<PER_LANE> (&of_q)[HEADS],
                                                  Softmax (&a)[HEADS]) {
   const int64_t R = (int64_t)(s.H + 2 * s.KV) * s.d;
   const bool inside = p.column < s.d;
   const bf16_bits *k = s.qkv + (int64_t)(s.H + p.group) * s.d + p.column,
-                  *v = k + (int64_t)s.KV * s.d,
-                  *q = s.qkv + (p.keys - 1) * R + (int64_t)p.head * s.d + p.column;
+                  *v = k + (int64_t)s.KV * s.d;
   const float scale = rsqrtf((float)s.d);
-  Pack<PER_LANE> of_q[HEADS];
-#pragma unroll
-  for (int h = 0; h < HEADS; h++) {
-    of_q[h] = {};
-    if (inside && h < p.heads) of_q[h] = load_pack<PER_LANE>(q + h * s.d);
-    a[h] = {-1e30f, 0, {}};
-  }
   // All lanes of a warp loop as long as any of them has a key.
   constexpr int SLOTS = WARPS * 32 / LANES;
   for (int64_t t = p.begin + p.slot; __any_sync(0xffffffffu, t < p.end); t += SLOTS) {
@@ -196,23 +201,38 @@ static __device__ __forceinline__ void join_block(const Place &p, Softmax (&a)[H
     }
 }
 
-template <int LANES>
-static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(DecodeArgs s) {
-  const Place p = place<LANES>(s);
-  Softmax a[HEADS];
-  walk_keys<LANES>(s, p, a);
-  join_block<LANES>(p, a);
-  if (p.slot > 0 || p.column >= s.d) return;
+static __device__ __forceinline__ void empty(Softmax (&a)[HEADS]) {
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) a[h] = {-1e30f, 0, {}};
+}
+
+// o of row p.row, by the threads that have columns of the whole softmax.
+static __device__ __forceinline__ void store_row(const DecodeArgs &s, const Place &p,
+                                                 const Softmax (&a)[HEADS]) {
 #pragma unroll
   for (int h = 0; h < HEADS; h++) {
     if (h >= p.heads) break;
-    if (s.splits == 1) {
-      Pack<PER_LANE> o;
+    Pack<PER_LANE> o;
 #pragma unroll
-      for (int i = 0; i < PER_LANE; i++) o.v[i] = a[h].o[i] / a[h].sum;
-      store_pack(s.o + (p.row * s.H + p.head + h) * s.d + p.column, o);
-      continue;
-    }
+    for (int i = 0; i < PER_LANE; i++) o.v[i] = a[h].o[i] / a[h].sum;
+    store_pack(s.o + (p.row * s.H + p.head + h) * s.d + p.column, o);
+  }
+}
+
+template <int LANES>
+static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(DecodeArgs s) {
+  const Place p = place<LANES>(s);
+  Pack<PER_LANE> of_q[HEADS];
+  Softmax a[HEADS];
+  empty(a);
+  load_queries(s, p, p.keys - 1, of_q);
+  walk_keys<LANES>(s, p, of_q, a);
+  join_block<LANES>(p, a);
+  if (p.slot > 0 || p.column >= s.d) return;
+  if (s.splits == 1) store_row(s, p, a);
+#pragma unroll
+  for (int h = 0; h < HEADS && s.splits > 1; h++) {
+    if (h >= p.heads) break;
     float *part = s.parts + ((int64_t)p.split * s.H + p.head + h) * (s.d + 2);
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) part[p.column + i] = a[h].o[i];
@@ -236,6 +256,79 @@ static __global__ void join_parts_kernel(DecodeArgs s) {
   }
   s.o[head * s.d + column] = bf16_from_float(o / sum);
 }
+
+// ---- Attention of branches. Launch: blocks of the row kernels above, each of a branch, a group of
+// query heads, and every `stripes`-th row of the branch.
+
+struct BranchArgs {
+  DecodeArgs all; // without position and parts
+  const Branch *branches;
+  const float *rope; // [max_positions, d / 2, 2]
+  int stripes;
+};
+
+// By the angles of position `distance`, backwards.
+static __device__ __forceinline__ void rotate_back(const BranchArgs &s, const Place &p,
+                                                   int distance, Pack<PER_LANE> (&of_q)[HEADS]) {
+  if (p.column >= s.all.d) return;
+  const Pack<PER_LANE> angles =
+      load_pack<PER_LANE>(s.rope + (int64_t)distance * s.all.d + p.column);
+#pragma unroll
+  for (int h = 0; h < HEADS; h++)
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i += 2)
+      rope_rotate(&of_q[h].v[i], &of_q[h].v[i + 1], angles.v[i], -angles.v[i + 1]);
+}
+
+template <int LANES>
+static __global__ __launch_bounds__(WARPS * 32) void branches_kernel(BranchArgs s) {
+  const int groups = s.all.KV * s.stripes, of_group = s.all.H / s.all.KV;
+  const Branch b = s.branches[blockIdx.x / groups];
+  const int stripe = (int)(blockIdx.x % s.stripes);
+  Place p = {};
+  p.group = (int)(blockIdx.x % groups / s.stripes);
+  p.head = p.group * of_group + (int)blockIdx.y * HEADS;
+  p.heads = min(HEADS, of_group - (int)blockIdx.y * HEADS);
+  p.slot = (int)threadIdx.x / LANES;
+  p.column = (int)threadIdx.x % LANES * PER_LANE;
+  for (int i = stripe; i < b.rows; i += s.stripes) {
+    Pack<PER_LANE> of_q[HEADS];
+    Softmax a[HEADS];
+    empty(a);
+    p.row = b.first + i;
+    load_queries(s.all, p, p.row, of_q);
+    p.begin = b.first;
+    p.end = p.row + 1;
+    walk_keys<LANES>(s.all, p, of_q, a);
+    rotate_back(s, p, b.first - b.prefix - b.prefix_rows, of_q);
+    p.begin = b.prefix;
+    p.end = b.prefix + b.prefix_rows;
+    walk_keys<LANES>(s.all, p, of_q, a);
+    __syncthreads(); // the join before has been read
+    join_block<LANES>(p, a);
+    if (p.slot == 0 && p.column < s.all.d) store_row(s.all, p, a);
+  }
+}
+
+void cuda_attention_branches(Backend *be, int64_t M, int64_t count, const Branch *branches,
+                             const act_t *qkv, Operand o) {
+  enum { STRIPES = 8 };
+  const Cuda *c = cuda_of(be);
+  const int H = (int)c->base.spec.H, KV = (int)c->base.spec.KV, d = (int)c->base.spec.d;
+  const BranchArgs args = {
+      {H, KV, d, 1, nullptr, bits(qkv), bits(o.data), nullptr}, branches, c->rope, STRIPES};
+  const dim3 grid((unsigned)(count * KV * STRIPES), blocks_for(H / KV, HEADS));
+  if (d <= 64)
+    branches_kernel<8><<<grid, WARPS * 32, 0, c->gpu.stream>>>(args);
+  else if (d <= 128)
+    branches_kernel<16><<<grid, WARPS * 32, 0, c->gpu.stream>>>(args);
+  else
+    branches_kernel<32><<<grid, WARPS * 32, 0, c->gpu.stream>>>(args);
+  LAUNCHED();
+  if (o.by_row) cuda_requantize(be, M, H * d, o);
+}
+
+// ---- Generation
 
 template <int LANES> static void launch_decode(int64_t rows, const DecodeArgs &s, cudaStream_t to) {
   const dim3 grid((unsigned)(rows * s.KV * s.splits), blocks_for(s.H / s.KV, HEADS));

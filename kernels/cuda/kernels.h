@@ -109,6 +109,8 @@ typedef struct CrossEntropy {
   float *s;         // [M] out: row sum of dlogits' * logits, or NULL: the loss only
 } CrossEntropy;
 void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream);
+// Of row_loss, s and the like nothing is read.   scores [M] out, of rows that count
+void launch_score_rows(const CrossEntropy *args, RowScore *scores, cudaStream_t stream);
 // state->loss += scale * sum of row_loss.   row_loss [M] in
 void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
                      cudaStream_t stream);

@@ -333,6 +333,34 @@ void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
   }
 }
 
+// ---- Scores. Launch: a block a row; the row of a target alone is read.
+static __global__ __launch_bounds__(MAX_THREADS) void score_rows_kernel(CrossEntropy args,
+                                                                        RowScore *scores) {
+  __shared__ Sweep scratch[32];
+  const int64_t m = blockIdx.x;
+  const int target = args.targets[m], V = (int)args.V;
+  if (target < 0) return;
+  const bf16_bits *logits = row_of(args, m);
+  const float c = row_rstd(args.r, m) * LOG2_E, at_target = target_logit(logits, target);
+  Sweep a = sweep_empty();
+  bool beaten = false;
+  for (int v = (int)threadIdx.x; v < V; v += (int)blockDim.x) {
+    const float logit = bf16_to_float(logits[v]);
+    beaten |= logit > at_target || (logit == at_target && v < target);
+    if (c * logit > a.largest) a = sweep_join(a, {c * logit, 0.0f, 0.0f});
+    sweep_add(a, logit, c);
+  }
+  a = sweep_block(a, scratch);
+  beaten = __syncthreads_or(beaten) != 0;
+  if (threadIdx.x == 0)
+    scores[m] = {LN_2 * (a.largest + log2f(a.sum) - c * at_target), beaten ? 0 : 1};
+}
+
+void launch_score_rows(const CrossEntropy *args, RowScore *scores, cudaStream_t stream) {
+  score_rows_kernel<<<(unsigned)args->M, MAX_THREADS, 0, stream>>>(*args, scores);
+  LAUNCHED();
+}
+
 // ---- The sum over rows. Launch: one block, which alone has little but its loads to hide them.
 static __global__ void add_loss_kernel(int64_t M, const float *row_loss, double scale,
                                        StepState *state) {

@@ -79,6 +79,20 @@ void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand
   cuda_cast_dlogits(c, M, g->p, logits, NULL, scale);
 }
 
+void unfused_score_rows(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                        const int32_t *targets, act_t *logits, RowScore *scores) {
+  Cuda *c = cuda_of(be);
+  const int64_t stride = padded_vocab(&c->base.spec);
+  cuda_forward(c, M, c->base.spec.V, c->base.spec.D, x, W, NULL, logits, stride);
+  const CrossEntropy args = {.M = M,
+                             .V = c->base.spec.V,
+                             .stride = stride,
+                             .logits = logits,
+                             .targets = targets,
+                             .r = row_scale_of(c, x, sumsq)};
+  launch_score_rows(&args, scores, c->gpu.stream);
+}
+
 // u: of dz's rows, or NULL.
 static void norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, const stat_t *u, Operand W,
                        Operand x, RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {

@@ -32,6 +32,7 @@ QkvTokenOp unfused_qkv_token;
 ResidualOp unfused_residual;
 GateUpOp unfused_gate_up;
 RowLogitsOp unfused_row_logits;
+ScoreRowsOp unfused_score_rows;
 HeadLossOp unfused_head_loss;
 HeadDgradOp unfused_head_dgrad;
 NormDgradOp unfused_norm_dgrad;
@@ -41,6 +42,7 @@ RopeBackwardOp unfused_rope_backward;
 #define unfused_embed cuda_embed
 #define unfused_attention cuda_attention
 #define unfused_attention_decode cuda_attention_decode
+#define unfused_attention_branches cuda_attention_branches
 #define unfused_attention_backward cuda_attention_backward
 #define unfused_wgrad cuda_wgrad
 #define unfused_head_wgrad cuda_head_wgrad
