@@ -19,6 +19,7 @@ static const char usage[] =
     "       train --generate DIR [--prompt TEXT] [options]     continue a text, or stdin\n"
     "       train --generate DIR --user TEXT [--system TEXT] [options]   answer a message\n"
     "       train --eval DIR --data FILES [options]            loss, perplexity, bits per byte\n"
+    "       train --score DIR TASK=FILE ... [options]          acc, acc_norm, perplexity of tasks\n"
     "       train --page RUN... [--out page.html] [--serve PORT]   loss and more, as HTML\n"
     "       train --compare RUN RUN...                         what differs, which is better\n"
     "       train --bench CONFIG.json [section.key=value ...]  times; on a GPU what fusing gains\n"
@@ -41,6 +42,11 @@ static const char usage[] =
     "  --documents mask|join (as the run's, else mask): apart, or a file as one document\n"
     "  FILES: token files ('data/mine/val-*.bin'), a folder with val-*.bin, or one plain text.\n"
     "  Documents are cut into pieces of N tokens: each but their first is predicted once.\n"
+    "Options of --score:\n"
+    "  --limit N (all; questions of each file)  --json (with every question's sums)\n"
+    "  TASK=FILE: hellaswag piqa arc_easy arc_challenge openbookqa winogrande lambada_openai blimp\n"
+    "  mmlu boolq sciq; mmlu=FILE,EXAMPLES for 5 shots; core=FOLDER, CORE's bundle; or one folder\n"
+    "  whose files begin with tasks' names. FILE: one, a folder or a pattern, of JSON lines.\n"
     "Options of --bench, which needs no data:\n"
     "  --op NAME (one operation alone)  --seconds S (8; with --op: 3)\n"
     "--plan takes gpu=\"RTX 3060\", or a memory as gpu=12GB, for a card that is not here.\n"
@@ -113,10 +119,10 @@ static const struct {
   const char *name;
   int (*run)(int argc, char **argv, Error *err);
 } commands[] = {
-    {"--plan", plan_command}, {"--fit", fit_command},         {"--generate", generate_command},
-    {"--eval", eval_command}, {"--bench", bench_command},     {"--doctor", doctor_command},
-    {"--page", page_command}, {"--compare", compare_command}, {"--help-config", command_keys},
-    {"--help", command_help}, {"--version", command_version}};
+    {"--plan", plan_command},        {"--fit", fit_command},     {"--generate", generate_command},
+    {"--eval", eval_command},        {"--score", score_command}, {"--bench", bench_command},
+    {"--doctor", doctor_command},    {"--page", page_command},   {"--compare", compare_command},
+    {"--help-config", command_keys}, {"--help", command_help},   {"--version", command_version}};
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 // Its index; -1: no command has this name.

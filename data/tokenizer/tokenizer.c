@@ -206,7 +206,8 @@ static Tokenizer *open_over(const char *name, char *json, size_t bytes, Error *e
   t->json = json;
   t->json_bytes = bytes;
   t->name = xstrdup(name);
-  t->facts = (TokenizerFacts){.name = t->name, .bos = NO_TOKEN, .eos = NO_TOKEN};
+  t->facts =
+      (TokenizerFacts){.name = t->name, .bos = NO_TOKEN, .eos = NO_TOKEN, .bos_token = NO_TOKEN};
   Document d;
   const bool read =
       document_open(&d, name, json, bytes, err) == 0 && read_document(t, &d, err) == 0;
@@ -310,15 +311,22 @@ static int read_template_file(Tokenizer *t, const char *path, Error *err) {
   return strlen(text) == bytes ? 0 : error_set(err, "'%s' holds a NUL byte", file.text);
 }
 
+// That the key names; `missing` where it names none.
+static int32_t token_in_config(const Tokenizer *t, const cJSON *config, const char *key,
+                               int32_t missing) {
+  const cJSON *token = cJSON_GetObjectItemCaseSensitive(config, key);
+  if (cJSON_IsObject(token)) token = cJSON_GetObjectItemCaseSensitive(token, "content");
+  return cJSON_IsString(token) ? find_token(t, token->valuestring) : missing;
+}
+
 static int read_config(Tokenizer *t, const char *path, Error *err) {
   const PathText file = beside(path, "tokenizer_config.json");
   if (!path_exists(file.text)) return 0;
   if (file_read(file.text, MAX_CONFIG_BYTES, &t->config, &t->config_bytes, err) != 0) return -1;
   cJSON *config = json_parse(file.text, t->config, t->config_bytes, err);
   if (!config) return -1;
-  const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token");
-  if (cJSON_IsObject(eos)) eos = cJSON_GetObjectItemCaseSensitive(eos, "content");
-  if (cJSON_IsString(eos)) t->facts.eos = find_token(t, eos->valuestring);
+  t->facts.eos = token_in_config(t, config, "eos_token", t->facts.eos);
+  t->facts.bos_token = token_in_config(t, config, "bos_token", NO_TOKEN);
   read_template_of_config(t, cJSON_GetObjectItemCaseSensitive(config, "chat_template"));
   cJSON_Delete(config);
   return 0;

@@ -29,6 +29,7 @@ typedef struct TokenizerFacts {
   // tokenizer_config.json next to it, else eos_token_id of generation_config.json or config.json,
   // else a special token of a name known for it (<|end_of_text|>, <|endoftext|>, </s>).
   int32_t bos, eos;
+  int32_t bos_token; // by tokenizer_config.json next to it, whether or not a text begins with it
   // The text of chat_template.jinja next to it, else chat_template of tokenizer_config.json (of
   // several the one named "default"), else NULL. The tokenizer's.
   const char *chat_template;

@@ -50,6 +50,9 @@ int generate_parse_ids(const char *text, TokenIds *ids, Error *err);
 // losses of these tokens, also of tokens that are no text, over the bytes of their text.
 int eval_command(int argc, char **argv, Error *err);
 
+// --score: what the model scores on tasks (data/tasks/tasks.h), in a table or as JSON.
+int score_command(int argc, char **argv, Error *err);
+
 // --plan: the resolved configuration, and the memory of the run.
 int plan_command(int argc, char **argv, Error *err);
 

@@ -19,6 +19,7 @@ data/mixture.h         | base
 data/mixture.c         | data/mixture.h base
 data                   | data/batch.h data/mixture.h data/tokenizer base
 data/chat              | data/tokenizer base
+data/tasks             | base
 data/prepare           | data data/batch.h data/model_folder.h data/chat data/tokenizer base
 kernels                | base
 kernels/no_cuda.c      | kernels base
@@ -33,7 +34,7 @@ model                  | model/config data/batch.h kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
 model/run/checkpoint   | model model/config data data/batch.h data/mixture.h data/model_folder.h data/tokenizer data/chat base
-model/run              | model/run/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tokenizer kernels base
+model/run              | model/run/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tasks data/tokenizer kernels base
 train.c                | model/run model/run/checkpoint model model/config data base
 train.c                | data/tokenizer
 '

@@ -4,6 +4,7 @@
 #include "data/mixture.h"
 #include "data/prepare/corpus.h"
 #include "data/safetensors.h"
+#include "data/tasks/tasks.h"
 #include "model/run/checkpoint/checkpoint.h"
 #include "model/run/checkpoint/files.h"
 #include "tests/support/config_test.h"
@@ -117,6 +118,17 @@ static int read_safetensors(const char *name, char *text, size_t bytes, Error *e
   return status;
 }
 
+// Of the task that the name ends with, in a file.
+static int read_task(const char *name, char *text, size_t bytes, Error *err) {
+  (void)bytes;
+  const PathText path = path_text("%s/task.jsonl", temporary_folder());
+  QuestionSet set;
+  put_file(path.text, text);
+  const int status = questions_read(&set, name + strlen("task "), path.text, NULL, err);
+  questions_free(&set);
+  return status;
+}
+
 // name: what that of a section begins with.
 static const struct {
   const char *name;
@@ -130,6 +142,7 @@ static const struct {
                {"model", read_model},
                {"state", read_state},
                {"safetensors", read_safetensors},
+               {"task ", read_task},
                {"ChatML", render},
                {"Llama 3", render}};
 

@@ -1,0 +1,119 @@
+// --score: a model's results on tasks.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/command.h"
+#include "base/minmax.h"
+#include "model/run/commands.h"
+#include "model/run/run.h"
+#include "model/run/scorer.h"
+
+typedef struct Scoring {
+  double limit; // questions of each file; 0: all
+  bool json;
+  LoadedModel loaded;
+  Scorer *scorer;
+} Scoring;
+
+// The arguments behind the folder: options, whose places in argv are then NULL, and tasks.
+static int parse(Scoring *c, int argc, char **argv, Error *err) {
+  const Option options[] = {{.name = "--limit", .low = 1, .high = 1e9, .number = &c->limit},
+                            {.name = "--json", .flag = &c->json}};
+  int tasks = 0;
+  for (int i = 1; i < argc; i++) {
+    const int first = i;
+    const bool option = strncmp(argv[i], "--", 2) == 0;
+    if (!option) tasks++;
+    if (option &&
+        option_read(options, sizeof options / sizeof *options, "--score", argc, argv, &i, err) != 0)
+      return -1;
+    for (int k = first; option && k <= i; k++) argv[k] = NULL;
+  }
+  if (tasks > 0) return 0;
+  return error_set(err, "--score needs TASK=FILE or a folder of such files; tasks are %s",
+                   task_names().text);
+}
+
+static int open_model(Scoring *c, Error *err) {
+  enum { MOST_LOGITS = 1 << 26 };
+  LoadedModel *t = &c->loaded;
+  Spec asked = {.batch = 1};
+  scorer_spec(c->scorer, hardware_attends_documents(&t->hardware), &asked);
+  const int64_t rows = max_i64(MOST_LOGITS / t->model.vocab_size, 1);
+  asked.loss_chunks = (asked.seq + rows - 1) / rows;
+  return loaded_load(t, asked, "score it on a machine with more", err);
+}
+
+static int read_tasks(Scoring *c, int argc, char **argv, Error *err) {
+  enum { WINDOW = 8192 };
+  const LoadedModel *t = &c->loaded;
+  const int64_t positions = t->model.max_position_embeddings;
+  if (!t->tokenizer) {
+    error_set(err, "'%s' has no tokenizer.json, so it cannot read tasks", t->start.path);
+    return tokenizer_advise(t->start.path, err);
+  }
+  c->scorer = scorer_create(t->tokenizer, positions, max_i64(positions, WINDOW), err);
+  for (int i = 1; i < argc && c->scorer; i++)
+    if (argv[i] && scorer_add(c->scorer, argv[i], (int64_t)c->limit, err) != 0) return -1;
+  return c->scorer ? 0 : -1;
+}
+
+// ---- Its output
+
+static void print_estimate(bool wanted, Estimate e) {
+  char text[40] = "";
+  if (!isnan(e.mean)) snprintf(text, sizeof text, "%.4f +- %.4f", e.mean, e.error);
+  if (wanted) printf("  %-18s", text);
+}
+
+static void print_table(const Scorer *s) {
+  TaskResult r;
+  bool acc_norm = false, perplexity = false, centered = false;
+  for (int i = 0; scorer_result(s, i, &r); i++) {
+    acc_norm |= !isnan(r.acc_norm.mean);
+    perplexity |= !isnan(r.perplexity.mean);
+    centered |= !isnan(r.centered);
+  }
+  printf("%-34s %9s  %-18s%s%s%s\n", "task", "questions", "acc",
+         acc_norm ? "  acc_norm          " : "", perplexity ? "  perplexity        " : "",
+         centered ? "  centered" : "");
+  for (int i = 0; scorer_result(s, i, &r); i++) {
+    printf("%-34s %9lld", r.task, (long long)r.questions);
+    print_estimate(true, r.acc);
+    print_estimate(acc_norm, r.acc_norm);
+    print_estimate(perplexity, r.perplexity);
+    if (!isnan(r.centered)) printf("  %.4f", r.centered);
+    printf("\n");
+  }
+}
+
+static void print_json(const Scorer *s) {
+  TaskResult r;
+  for (int i = 0; scorer_result(s, i, &r); i++) {
+    JsonWriter w = {.foreign = true};
+    scorer_json(s, i, true, &w);
+    printf("%s\n", w.text);
+    free(w.text);
+  }
+}
+
+int score_command(int argc, char **argv, Error *err) {
+  Scoring c = {.json = false};
+  if (argc < 1) return error_set(err, "--score needs the folder of a run or checkpoint");
+  if (parse(&c, argc, argv, err) != 0) return -1;
+  const volatile sig_atomic_t *stop = process_catch_signals();
+  int status =
+      loaded_open(&c.loaded, argv[0], err) || read_tasks(&c, argc, argv, err) || open_model(&c, err)
+          ? -1
+          : 0;
+  if (status == 0) {
+    const int scored = scorer_run(c.scorer, &c.loaded.llama, stop, err);
+    status = scored > 0 ? 0 : scored < 0 ? -1 : error_set(err, "stopped before all was scored");
+  }
+  if (status == 0) (c.json ? print_json : print_table)(c.scorer);
+  scorer_destroy(c.scorer);
+  loaded_close(&c.loaded);
+  return status;
+}
