@@ -28,6 +28,7 @@ Spec run_spec(const Config *c) {
                 .recompute = c->train.recompute,
                 .recompute_layers = c->train.recompute_layers,
                 .train = true,
+                .scores = c->train.score[0] != '\0',
                 .context = sample_context(&c->train),
                 .fp8 = c->backend.precision == PRECISION_FP8,
                 .muon = c->optimizer.kind == OPTIMIZER_MUON};

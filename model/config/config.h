@@ -61,7 +61,10 @@ typedef struct TrainConfig {
   int64_t save_interval; // steps between checkpoints; 0 = only at the end, -1 = never
   int64_t keep_checkpoints;
   bool keep_best;
-  int64_t sample_interval; // steps between samples; 0 = only at the end, -1 = never
+  char score[4 * PATH_CHARS]; // tasks that each validation scores, as scorer_add takes them, with
+                              // spaces between; "" = none
+  int64_t score_limit;        // questions of each of their files; 0 = all
+  int64_t sample_interval;    // steps between samples; 0 = only at the end, -1 = never
   int64_t sample_tokens;
   int64_t max_nonfinite;      // skipped updates in a row before the run stops
   double max_minutes;         // the process saves and ends before they are over; 0 = no limit

@@ -127,6 +127,11 @@ const Key config_keys[] = {
     BOOL(train, keep_best, "false", 0,
          "a validation that is the best so far is saved, and kept until a better one: "
          "output.dir/best"),
+    TEXT(train, score, "\"\"", 0, 0,
+         "tasks to score with each validation, as --score takes them, with spaces between: "
+         "hellaswag=FILE piqa=FILE; empty: none"),
+    INTEGER(train, score_limit, "500", 0, 99999999, 0,
+            "questions of each of their files, always the same ones, spread evenly; 0: all"),
     INTEGER(train, sample_interval, "0", -1, 99999999, 0,
             "steps between samples; 0: only at the end; -1: never"),
     INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "tokens in a sample at most"),

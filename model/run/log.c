@@ -344,6 +344,26 @@ void log_val(RunLog *log, const ValLine *v, bool best) {
   end_record(log);
 }
 
+void log_score(RunLog *log, int64_t step, const TaskResult *r) {
+  const struct {
+    const char *name;
+    Estimate value;
+  } values[] = {{"acc", r->acc},
+                {"acc_norm", r->acc_norm},
+                {"perplexity", r->perplexity},
+                {"centered", {r->centered, NAN}}};
+  printf("step %lld | %s", (long long)step, r->task);
+  for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+    const Estimate v = values[i].value;
+    if (isfinite(v.mean)) printf(" %s %.4f", values[i].name, v.mean);
+    if (isfinite(v.mean) && isfinite(v.error)) printf(" +- %.4f", v.error);
+  }
+  printf(" of %lld questions\n", (long long)r->questions);
+  fflush(stdout);
+  scorer_fields(r, begin_record(log, "score", step));
+  end_record(log);
+}
+
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {
   json_bytes(begin_record(log, "sample", step), "text", text, bytes);
   end_record(log);

@@ -19,6 +19,9 @@
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
 //          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the
 //          tokenizer is not known), tokens
+//   score  step, task, file (null: of several files together), questions, and where the task has
+//          such a result acc, acc_stderr, acc_norm, acc_norm_stderr, perplexity, perplexity_stderr,
+//          centered
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
 //   sources  step, shares: a list, the share of all sequences so far that each source of
@@ -41,6 +44,7 @@
 #include "base/os.h"
 #include "data/loader.h"
 #include "model/run/checkpoint/checkpoint.h"
+#include "model/run/scorer.h"
 #include "model/tensors.h"
 
 typedef struct Run Run; // model/run/run.h
@@ -95,6 +99,7 @@ void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_t
 // once a second, after a minute once in ten.
 void log_train(RunLog *log, const StepLine *line);
 void log_val(RunLog *log, const ValLine *line, bool best);
+void log_score(RunLog *log, int64_t step, const TaskResult *result);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 // A run resumes from this checkpoint: if it was killed before it could say so, the line comes now.

@@ -69,13 +69,31 @@ static int open_weights(Run *run, Error *err) {
   return 0;
 }
 
+static int open_tasks(Run *run, Error *err) {
+  const TrainConfig *t = &run->config.train;
+  Inputs *inputs = &run->inputs;
+  if (t->score[0] == '\0') return 0;
+  if (!inputs->tokenizer)
+    return error_set(err, "train.score reads texts, so it needs data.tokenizer");
+  inputs->scorer = scorer_create(inputs->tokenizer, t->sequence_length, t->sequence_length, err);
+  int status = inputs->scorer ? 0 : -1;
+  for (const char *at = t->score; *at && status == 0;) {
+    const size_t bytes = strcspn(at, " ");
+    char *word = xasprintf("%.*s", (int)bytes, at);
+    if (bytes > 0) status = scorer_add(inputs->scorer, word, t->score_limit, err);
+    free(word);
+    at += bytes + (at[bytes] == ' ');
+  }
+  return status == 0 ? 0 : error_prefix(err, "train.score");
+}
+
 // All checks that need no memory. An existing folder is locked before its checkpoints are looked
 // at.
 static int open_inputs(Run *run, Error *err) {
   const Config *c = &run->config;
   if ((path_is_directory(c->output.dir) && run_lock(&run->saves.lock, c->output.dir, err) != 0) ||
       open_train_data(run, err) != 0 || open_val_data(run, err) != 0 ||
-      run_find_start(run, err) != 0)
+      run_find_start(run, err) != 0 || open_tasks(run, err) != 0)
     return -1;
   return 0;
 }
@@ -198,6 +216,7 @@ void run_close(Run *run) {
   if (run->inputs.val) loader_close(run->inputs.val);
   checkpoint_close(&run->start.from);
   export_close(&run->saves.export);
+  scorer_destroy(run->inputs.scorer);
   tokenizer_close(run->inputs.tokenizer);
   for (int64_t i = 0; run->inputs.batches && i < run->config.train.gradient_accumulation; i++)
     batch_free(&run->inputs.batches[i]);

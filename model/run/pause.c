@@ -50,6 +50,24 @@ static bool write_sample(Run *run) {
   return !*run->stop;
 }
 
+// ---- Scores
+
+// False where the run was asked to stop before it was done.
+static bool score(Run *run) {
+  Scorer *scorer = run->inputs.scorer;
+  TaskResult r;
+  Error err;
+  if (!scorer) return true;
+  range_push("scores");
+  const int scored = scorer_run(scorer, &run->llama, run->stop, &err);
+  range_pop();
+  if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);
+  if (scored < 0) fprintf(stderr, "no scores: %s\n", err.text);
+  for (int i = 0; scored > 0 && scorer_result(scorer, i, &r); i++)
+    log_score(&run->log, run->state.step, &r);
+  return scored != 0;
+}
+
 // ---- Work that is due
 
 // After the steps asked for: at this interval, and at the end.
@@ -98,14 +116,16 @@ int run_pause(Run *run, Error *err) {
   if (!step_due(run)) return 0;
   run->steps.paused = step;
   if (run_settle(run, err) != 0) return -1;
-  const int validated = step == 0 || due(run, c->eval_interval) ? run_validate(run, err) : 1;
-  const bool sampled = !due(run, c->sample_interval) || write_sample(run);
+  const bool validates = step == 0 || due(run, c->eval_interval);
+  const int validated = validates ? run_validate(run, err) : 1;
+  const bool scored = !validates || validated < 1 || score(run),
+             sampled = !due(run, c->sample_interval) || write_sample(run);
   if (validated < 0) return run_bad_data(run, err);
   const bool saves =
       due(run, c->save_interval) || (c->keep_best && step > 0 && run->state.best_val_step == step);
   if ((saves || *run->stop) && end_save(run, true, err) != 0) return -1;
   run->done = step >= c->steps || *run->stop; // a signal may have come meanwhile
-  run->left_out = step >= c->steps && !(validated && sampled);
+  run->left_out = step >= c->steps && !(validated && scored && sampled);
   if (run->done) return run_save_last(run, err);
   if (!saves) return 0;
   return run_check_folder(run, true, err) != 0 ? -1 : survive(run, run_save(run, err), err);

@@ -7,6 +7,7 @@
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
+#include "model/run/scorer.h"
 #include "model/run/token_text.h"
 
 // A step that was launched and whose result was not read yet.
@@ -57,6 +58,7 @@ typedef struct Inputs {
   ValWindows windows;
   int64_t val_bytes;    // of the text that the windows predict; -1 before a validation counted them
   Tokenizer *tokenizer; // NULL: none is known
+  Scorer *scorer;       // of the tasks that validations score; NULL: there are none
   Batch *batches;       // [gradient_accumulation]: the step's
 } Inputs;
 

@@ -6,6 +6,7 @@
 
 #include "base/command.h"
 #include "base/minmax.h"
+#include "data/tasks/tasks.h"
 #include "model/run/commands.h"
 #include "model/run/run.h"
 #include "model/run/scorer.h"
@@ -93,7 +94,7 @@ static void print_json(const Scorer *s) {
   TaskResult r;
   for (int i = 0; scorer_result(s, i, &r); i++) {
     JsonWriter w = {.foreign = true};
-    scorer_json(s, i, true, &w);
+    scorer_json(s, i, &w);
     printf("%s\n", w.text);
     free(w.text);
   }

@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/minmax.h"
 #include "data/batch.h"
+#include "data/tasks/tasks.h"
 
 // A choice as token ids. Its context has at least one: it predicts the first of the choice.
 typedef struct Asked {
@@ -40,6 +41,7 @@ struct Scorer {
   Encoder *encoder;
   int32_t begin, empty; // in front of a text, or NO_TOKEN; in front of one without a context
   int64_t positions, window, most; // most: questions of a file, 0: all
+  int64_t longest;                 // rows that stay together
   TokenIds ids;
   Asked *choices;
   Posed *questions;
@@ -183,6 +185,18 @@ static int cut(const Scorer *s, bool core, Asked *a, Error *err) {
   return 0;
 }
 
+// Rows of the choices [first, *end), which have one context and fit into a window together.
+static int64_t block_rows(const Scorer *s, int64_t window, int64_t first, int64_t *end) {
+  const Asked *a = &s->choices[first];
+  int64_t rows = a->before - 1 + a->count;
+  for (*end = first + 1; *end < s->choice_count && a->before > 1; ++*end) {
+    const Asked *b = &s->choices[*end];
+    if (b->context != a->context || b->before != a->before || rows + b->count > window) break;
+    rows += b->count;
+  }
+  return rows;
+}
+
 static int add_question(Scorer *s, const QuestionSet *set, const Question *q, Error *err) {
   const int32_t begin = set->core ? s->empty : s->begin;
   int status = 0;
@@ -199,6 +213,9 @@ static int add_question(Scorer *s, const QuestionSet *set, const Question *q, Er
   if (status != 0) return error_prefix(err, "'%s', line %lld", set->path, (long long)q->line);
   s->questions[s->question_count++] = (Posed){s->choice_count, q->line, q->count, q->gold};
   s->choice_count += q->count;
+  int64_t end = s->choice_count - q->count;
+  while (end < s->choice_count)
+    s->longest = max_i64(s->longest, block_rows(s, s->window, end, &end));
   return 0;
 }
 
@@ -280,18 +297,6 @@ int scorer_add(Scorer *s, const char *word, int64_t most, Error *err) {
 
 // ---- Micro-batches
 
-// Rows of the choices [first, *end), which have one context and fit into a window together.
-static int64_t block_rows(const Scorer *s, int64_t window, int64_t first, int64_t *end) {
-  const Asked *a = &s->choices[first];
-  int64_t rows = a->before - 1 + a->count;
-  for (*end = first + 1; *end < s->choice_count && a->before > 1; ++*end) {
-    const Asked *b = &s->choices[*end];
-    if (b->context != a->context || b->before != a->before || rows + b->count > window) break;
-    rows += b->count;
-  }
-  return rows;
-}
-
 static void add_branch(Scorer *s, int64_t prefix, int64_t prefix_rows, int64_t first,
                        int64_t rows) {
   s->branches[s->branch_count++] =
@@ -321,9 +326,11 @@ static void place_block(Scorer *s, int64_t at, int64_t first, int64_t end, bool 
   }
 }
 
-// Fills a micro-batch with the choices from `first` on. Returns the first that is not in it.
+// Fills a micro-batch with the choices from `first` on. Returns the first that is not in it. A
+// training run's longest document may be too short.
 static int64_t fill(Scorer *s, const Spec *spec, int64_t first) {
-  const int64_t T = spec->seq, longest = spec->usual_documents > 0 ? spec->longest_document : 0;
+  const bool documents = spec->usual_documents > 0 && spec->longest_document >= s->longest;
+  const int64_t T = spec->seq, longest = documents ? spec->longest_document : 0;
   int64_t end;
   batch_clear(&s->batch);
   s->branch_count = 0;
@@ -343,17 +350,14 @@ static int64_t fill(Scorer *s, const Spec *spec, int64_t first) {
 // Documents of a micro-batch: a quarter more than in the mean one, since a backend takes more, too.
 void scorer_spec(const Scorer *s, bool documents, Spec *asked) {
   enum { ROWS = 8192 };
-  int64_t longest = 1, blocks = 0, rows = 0, end;
-  for (int64_t i = 0; i < s->choice_count; i = end, blocks++) {
-    const int64_t block = block_rows(s, s->window, i, &end);
-    longest = max_i64(longest, block);
-    rows += block;
-  }
-  asked->seq = max_i64(longest, min_i64(s->window, ROWS));
+  int64_t blocks = 0, rows = 0, end;
+  for (int64_t i = 0; i < s->choice_count; i = end, blocks++)
+    rows += block_rows(s, s->window, i, &end);
+  asked->seq = max_i64(s->longest, min_i64(s->window, ROWS));
   asked->batch = 1;
   asked->scores = true;
   if (!documents) return;
-  asked->longest_document = longest;
+  asked->longest_document = s->longest;
   asked->usual_documents = min_i64(asked->seq, 2 + 5 * asked->seq * blocks / (4 * rows + 1));
 }
 
@@ -528,18 +532,25 @@ static void write_question(const Scorer *s, const Posed *q, JsonWriter *w) {
   json_close(w, '}');
 }
 
-void scorer_json(const Scorer *s, int i, bool questions, JsonWriter *w) {
+void scorer_fields(const TaskResult *r, JsonWriter *w) {
+  json_string(w, "task", r->task);
+  if (r->path)
+    json_string(w, "file", r->path);
+  else
+    json_raw(w, "file", "null");
+  json_whole(w, "questions", r->questions);
+  write_estimate(w, "acc", r->acc);
+  write_estimate(w, "acc_norm", r->acc_norm);
+  write_estimate(w, "perplexity", r->perplexity);
+  if (!isnan(r->centered)) json_number(w, "centered", r->centered, JSON_EXACT);
+}
+
+void scorer_json(const Scorer *s, int i, JsonWriter *w) {
   TaskResult r;
   if (!scorer_result(s, i, &r)) return;
   json_open(w, NULL, '{');
-  json_string(w, "task", r.task);
-  if (r.path) json_string(w, "file", r.path);
-  json_whole(w, "questions", r.questions);
-  write_estimate(w, "acc", r.acc);
-  write_estimate(w, "acc_norm", r.acc_norm);
-  write_estimate(w, "perplexity", r.perplexity);
-  if (!isnan(r.centered)) json_number(w, "centered", r.centered, JSON_EXACT);
-  if (r.path && questions) {
+  scorer_fields(&r, w);
+  if (r.path) {
     const ScoredTask *t = &s->tasks[i];
     json_open(w, "answers", '[');
     for (int64_t q = 0; q < t->count; q++) write_question(s, &s->questions[t->first + q], w);

@@ -8,7 +8,6 @@
 #pragma once
 #include <signal.h>
 #include "base/json.h"
-#include "data/tasks/tasks.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/llama.h"
 
@@ -43,5 +42,7 @@ typedef struct TaskResult {
 // Result i, from 0 on, first of all files in their order, then means of tasks with several, of which
 // CORE's is of `centered` alone. False: there are fewer.
 bool scorer_result(const Scorer *s, int i, TaskResult *result);
-// An object for it; questions: with every question's sums.
-void scorer_json(const Scorer *s, int i, bool questions, JsonWriter *w);
+// Its fields in an open object: task, file, questions, and what it has of acc, acc_stderr and so on.
+void scorer_fields(const TaskResult *result, JsonWriter *w);
+// Result i as an object, which there is, with every question's sums.
+void scorer_json(const Scorer *s, int i, JsonWriter *w);

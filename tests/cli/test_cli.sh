@@ -29,7 +29,7 @@ says help_config_shows_a_key 'train.max_minutes=0 (a number, at least 0 and at m
 check help_config_shows_nothing_else "$(cat "$folder/said")" test "$(keys_shown)" = 'train.max_minutes '
 says help_config_shows_what_begins_so 'train.seed=1337 * (' --help-config train.s
 check help_config_leaves_the_rest_out "$(keys_shown)" \
-  test "$(keys_shown)" = 'train.steps train.sequence_length train.seed train.save_interval train.sample_interval train.sample_tokens '
+  test "$(keys_shown)" = 'train.steps train.sequence_length train.seed train.save_interval train.score train.score_limit train.sample_interval train.sample_tokens '
 # shown NAME KEYS WORD: these keys alone.
 shown() {
   "$TRAIN" --help-config "$3" >"$folder/said" 2>&1

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "base/json.h"
+#include "data/tasks/tasks.h"
 #include "model/run/commands.h"
 #include "model/run/scorer.h"
 #include "tests/support/test.h"
@@ -69,7 +70,7 @@ static void free_json(void *tree) {
 static const cJSON *result(const Rig *rig, int i) {
   Error err;
   JsonWriter w = {0};
-  scorer_json(rig->scorer, i, true, &w);
+  scorer_json(rig->scorer, i, &w);
   held(w.text);
   return hold(must_make(json_parse("result", w.text, w.used, &err), &err), free_json);
 }
