@@ -37,14 +37,18 @@ static int parse(Scoring *c, int argc, char **argv, Error *err) {
                    task_names().text);
 }
 
+// Windows are long where attention stops at documents' ends, and else short: it is quadratic.
 static int open_model(Scoring *c, Error *err) {
-  enum { MOST_LOGITS = 1 << 26 };
+  enum { LONG = 8192, SHORT = 1024, MOST_LOGITS = 1 << 26 };
   LoadedModel *t = &c->loaded;
-  Spec asked = {.batch = 1};
-  scorer_spec(c->scorer, hardware_attends_documents(&t->hardware), &asked);
-  const int64_t rows = max_i64(MOST_LOGITS / t->model.vocab_size, 1);
-  asked.loss_chunks = (asked.seq + rows - 1) / rows;
-  return loaded_load(t, asked, "score it on a machine with more", err);
+  const bool gpu = t->hardware.gpu,
+             documents = hardware_attends_documents(&t->hardware, t->model.head_dim, SHORT),
+             ends = gpu && documents &&
+                    !gpu_biases_documents(&t->hardware.card, t->model.head_dim, false);
+  Spec asked = scorer_spec(c->scorer, documents, ends ? LONG : SHORT, gpu ? LONG : SHORT);
+  const int64_t rows = max_i64(MOST_LOGITS / t->model.vocab_size, 1), M = batch_rows(&asked);
+  asked.loss_chunks = (M + rows - 1) / rows;
+  return loaded_load(t, asked, "score on a machine with more", err);
 }
 
 static int read_tasks(Scoring *c, int argc, char **argv, Error *err) {
@@ -64,8 +68,9 @@ static int read_tasks(Scoring *c, int argc, char **argv, Error *err) {
 // ---- Its output
 
 static void print_estimate(bool wanted, Estimate e) {
-  char text[40] = "";
-  if (!isnan(e.mean)) snprintf(text, sizeof text, "%.4f +- %.4f", e.mean, e.error);
+  char text[48] = "";
+  if (!isnan(e.mean)) snprintf(text, sizeof text, "%.4f", e.mean);
+  if (!isnan(e.error)) snprintf(text, sizeof text, "%.4f +- %.4f", e.mean, e.error);
   if (wanted) printf("  %-18s", text);
 }
 

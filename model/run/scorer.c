@@ -348,17 +348,17 @@ static int64_t fill(Scorer *s, const Spec *spec, int64_t first) {
 }
 
 // Documents of a micro-batch: a quarter more than in the mean one, since a backend takes more, too.
-void scorer_spec(const Scorer *s, bool documents, Spec *asked) {
-  enum { ROWS = 8192 };
-  int64_t blocks = 0, rows = 0, end;
+Spec scorer_spec(const Scorer *s, bool documents, int64_t window, int64_t rows) {
+  Spec asked = {.seq = max_i64(s->longest, window), .scores = true};
+  int64_t blocks = 0, all = 0, end;
   for (int64_t i = 0; i < s->choice_count; i = end, blocks++)
-    rows += block_rows(s, s->window, i, &end);
-  asked->seq = max_i64(s->longest, min_i64(s->window, ROWS));
-  asked->batch = 1;
-  asked->scores = true;
-  if (!documents) return;
-  asked->longest_document = s->longest;
-  asked->usual_documents = min_i64(asked->seq, 2 + 5 * asked->seq * blocks / (4 * rows + 1));
+    all += block_rows(s, s->window, i, &end);
+  asked.batch = max_i64(rows / asked.seq, 1);
+  if (!documents) return asked;
+  asked.longest_document = s->longest;
+  asked.usual_documents =
+      min_i64(batch_rows(&asked), 2 + 5 * batch_rows(&asked) * blocks / (4 * max_i64(all, 1)));
+  return asked;
 }
 
 static int collect(const Scorer *s, int64_t first, int64_t end, Error *err) {

@@ -23,8 +23,9 @@ void scorer_destroy(Scorer *s); // NULL is fine
 // most: questions of each file, 0: all.
 int scorer_add(Scorer *s, const char *word, int64_t most, Error *err);
 
-// What scorer_run asks of its backend: windows of `window` rows, `batch` in a micro-batch.
-void scorer_spec(const Scorer *s, bool documents, Spec *asked);
+// A micro-batch for scorer_run: windows of `window` rows, or as many as a question needs, about
+// `rows` together.
+Spec scorer_spec(const Scorer *s, bool documents, int64_t window, int64_t rows);
 // Sums of all tasks, by forwards of llama's micro-batches. 1; 0: it was to stop; -1: a sum is not
 // finite.
 int scorer_run(Scorer *s, Llama *llama, const volatile sig_atomic_t *stop, Error *err);

@@ -55,9 +55,7 @@ static void add(Rig *rig, const char *word) {
 static void run(Rig *rig, bool documents, int64_t batch, int64_t chunks) {
   static const volatile sig_atomic_t never = 0;
   Error err;
-  Spec asked = {0};
-  scorer_spec(rig->scorer, documents, &asked);
-  asked.batch = batch;
+  Spec asked = scorer_spec(rig->scorer, documents, 1, batch * 400);
   asked.loss_chunks = chunks;
   must(loaded_load(&rig->loaded, asked, "", &err), &err);
   assert_int_equal(scorer_run(rig->scorer, &rig->loaded.llama, &never, &err), 1);
