@@ -111,7 +111,8 @@ static void set_key(CoreTask *t, const char *key, size_t bytes, const char *text
               {"icl_task_type", &t->type},
               {"continuation_delimiter", &t->between}};
   const char *number = text + strcspn(text, "0123456789");
-  if (span_is((Span){key, bytes}, "num_fewshot") && *number && t->shots < 0) t->shots = atoi(number);
+  const bool shots = span_is((Span){key, bytes}, "num_fewshot") && *number;
+  if (shots && t->shots < 0) t->shots = atoi(number);
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     if (span_is((Span){key, bytes}, keys[i].key)) {
       free(*keys[i].value);

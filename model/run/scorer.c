@@ -272,9 +272,15 @@ static int add_folder(Scorer *s, const char *folder, Error *err) {
   const int count = scandir(folder, &entries, NULL, alphasort), before = s->task_count;
   int status = 0;
   for (int i = 0; i < count; i++) {
-    const char *task = task_of_file(entries[i]->d_name);
-    const PathText path = path_text("%s/%s", folder, entries[i]->d_name);
-    if (task && status == 0) status = add_files(s, task, path.text, err);
+    const char *name = entries[i]->d_name, *task = task_of_file(name);
+    if (task && status == 0 && strncmp(name + strlen(task), "-dev", 4) != 0) {
+      const PathText path = path_text("%s/%s", folder, name),
+                     examples = path_text("%s/%s-dev.jsonl", folder, task);
+      const bool with = path_exists(examples.text);
+      char *files = xasprintf("%s%s%s", path.text, with ? "," : "", with ? examples.text : "");
+      status = add_files(s, task, files, err);
+      free(files);
+    }
     free(entries[i]);
   }
   if (count >= 0) free(entries);

@@ -14,12 +14,13 @@
 // Tasks as token ids, and their sums.
 typedef struct Scorer Scorer;
 
-// positions: tokens that a choice may have with its context; what is longer is cut at its beginning.
+// positions: tokens that a choice may have with its context; a longer one is cut at its beginning.
 // window: rows of a window, at least `positions`.
 Scorer *scorer_create(const Tokenizer *tokenizer, int64_t positions, int64_t window, Error *err);
 void scorer_destroy(Scorer *s); // NULL is fine
 // Adds the tasks that `word` names: TASK=FILES, mmlu=FILES,EXAMPLES, core=FOLDER, or a folder with
-// files and folders that begin with tasks' names. FILES: a file, a folder, or a pattern with *.
+// files and folders that begin with tasks' names, where TASK-dev.jsonl has examples. FILES: a file,
+// a folder, or a pattern with *.
 // most: questions of each file, 0: all.
 int scorer_add(Scorer *s, const char *word, int64_t most, Error *err);
 
@@ -40,10 +41,10 @@ typedef struct TaskResult {
   Estimate acc, acc_norm, perplexity;
   double centered; // CORE: (acc - chance) / (1 - chance)
 } TaskResult;
-// Result i, from 0 on, first of all files in their order, then means of tasks with several, of which
-// CORE's is of `centered` alone. False: there are fewer.
+// Result i, from 0 on: first of all files in their order, then means of tasks with several. CORE's
+// mean is of `centered` alone. False: there are fewer.
 bool scorer_result(const Scorer *s, int i, TaskResult *result);
-// Its fields in an open object: task, file, questions, and what it has of acc, acc_stderr and so on.
+// Its fields in an open object: task, file, questions, and what it has of acc, acc_stderr, ...
 void scorer_fields(const TaskResult *result, JsonWriter *w);
 // Result i as an object, which there is, with every question's sums.
 void scorer_json(const Scorer *s, int i, JsonWriter *w);

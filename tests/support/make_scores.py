@@ -12,6 +12,7 @@ The .jsonl files there are a few invented examples of each task, and are not tou
   expected.json   of each tokenizer and task the sums, the decisions and the results
 lm-evaluation-harness' own task files are taken, with the data files in place of the Hub's.
 """
+
 import json
 import pathlib
 import random
@@ -61,12 +62,21 @@ def lines(path):
 
 # ---- The model and its tokenizers
 
+
 def make_model():
     torch.manual_seed(1)
-    config = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, vocab_size=480, max_position_embeddings=POSITIONS,
-                         rms_norm_eps=1e-5, tie_word_embeddings=True,
-                         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=480,
+        max_position_embeddings=POSITIONS,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
     model = LlamaForCausalLM(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -85,13 +95,25 @@ def make_tokenizer(name):
     if not tree["added_tokens"]:
         for i, token in enumerate(("<|begin|>", "<|end|>")):
             tree["added_tokens"].append(
-                {"id": len(tree["model"]["vocab"]) + i, "content": token, "single_word": False, "lstrip": False,
-                 "rstrip": False, "normalized": False, "special": True})
+                {
+                    "id": len(tree["model"]["vocab"]) + i,
+                    "content": token,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": True,
+                }
+            )
     write(folder / "tokenizer.json", tree)
-    write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL[name]})
+    write(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL[name]},
+    )
 
 
 # ---- lm-evaluation-harness
+
 
 def write_task(folder, name, task_file):
     task, _, subject = name.partition(" ")
@@ -99,16 +121,21 @@ def write_task(folder, name, task_file):
     for split, file in (("test", task.rstrip("5")), ("dev", task.rstrip("5") + "-dev")):
         if not (SCORES / f"{file}.jsonl").exists():
             continue
-        rows = [r for r in lines(SCORES / f"{file}.jsonl") if not subject or r["subject"] == subject]
+        rows = [
+            r for r in lines(SCORES / f"{file}.jsonl") if not subject or r["subject"] == subject
+        ]
         path = folder / f"{name.replace(' ', '_')}-{split}.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         data[split] = str(path)
     shots = "fewshot_split: dev\n" if "dev" in data else ""
     name = name.replace(" ", "_")
     (folder / f"{name}.yaml").write_text(
-        f"include: {HARNESS / task_file}\ntask: made_{name}\ntag: null\ndataset_path: json\ndataset_name: null\n"
-        f"dataset_kwargs: {{data_files: {json.dumps(data)}}}\ntraining_split: null\nvalidation_split: null\n"
-        f"test_split: test\n{shots}")
+        f"include: {HARNESS / task_file}\ntask: made_{name}\ntag: null\n"
+        f"dataset_path: json\ndataset_name: null\n"
+        f"dataset_kwargs: {{data_files: {json.dumps(data)}}}\n"
+        f"training_split: null\nvalidation_split: null\n"
+        f"test_split: test\n{shots}"
+    )
 
 
 def harness(folder, pretrained):
@@ -117,26 +144,55 @@ def harness(folder, pretrained):
     for shots in (0, 5):
         names = [n for n in TASKS if TASKS[n][1] == shots]
         made = lm_eval.simple_evaluate(
-            model="hf", model_args=f"pretrained={pretrained},dtype=float32", device="cpu", batch_size=1,
-            tasks=["made_" + n.replace(" ", "_") for n in names], num_fewshot=shots,
-            task_manager=TaskManager(include_path=str(folder)), log_samples=True, bootstrap_iters=1000)
+            model="hf",
+            model_args=f"pretrained={pretrained},dtype=float32",
+            device="cpu",
+            batch_size=1,
+            tasks=["made_" + n.replace(" ", "_") for n in names],
+            num_fewshot=shots,
+            task_manager=TaskManager(include_path=str(folder)),
+            log_samples=True,
+            bootstrap_iters=1000,
+        )
         for name in names:
             key = "made_" + name.replace(" ", "_")
             samples = sorted(made["samples"][key], key=lambda s: s["doc_id"])
             results = made["results"][key]
             found[name] = {
-                "sums": [[float(str(r[0])) for r in s["filtered_resps"]] if isinstance(s["filtered_resps"][0], (list, tuple))
-                         else [float(str(s["filtered_resps"][0]))] for s in samples],
+                "sums": [
+                    (
+                        [float(str(r[0])) for r in s["filtered_resps"]]
+                        if isinstance(s["filtered_resps"][0], (list, tuple))
+                        else [float(str(s["filtered_resps"][0]))]
+                    )
+                    for s in samples
+                ],
                 "greedy": [[str(r[1]) == "True" for r in s["filtered_resps"]] for s in samples],
                 "acc": [s["acc"] for s in samples],
-                **({"acc_norm": [s["acc_norm"] for s in samples]} if "acc_norm" in samples[0] else {}),
-                "results": {k.split(",")[0]: v for k, v in results.items()
-                            if k.endswith(",none") and isinstance(v, float)}}
+                **(
+                    {"acc_norm": [s["acc_norm"] for s in samples]}
+                    if "acc_norm" in samples[0]
+                    else {}
+                ),
+                "results": {
+                    k.split(",")[0]: v
+                    for k, v in results.items()
+                    if k.endswith(",none") and isinstance(v, float)
+                },
+            }
     for task in ("mmlu", "mmlu5"):
-        parts = {k: iter(zip(v["sums"], v["greedy"], v["acc"])) for k, v in found.items() if k.split()[0] == task}
+        parts = {
+            k: iter(zip(v["sums"], v["greedy"], v["acc"]))
+            for k, v in found.items()
+            if k.split()[0] == task
+        }
         rows = [next(parts[f"{task} {r['subject']}"]) for r in lines(SCORES / "mmlu.jsonl")]
-        found[task] = {"sums": [r[0] for r in rows], "greedy": [r[1] for r in rows], "acc": [r[2] for r in rows],
-                       "results": {"acc": sum(r[2] for r in rows) / len(rows)}}
+        found[task] = {
+            "sums": [r[0] for r in rows],
+            "greedy": [r[1] for r in rows],
+            "acc": [r[2] for r in rows],
+            "results": {"acc": sum(r[2] for r in rows) / len(rows)},
+        }
         for key in parts:
             del found[key]
     return found
@@ -144,28 +200,50 @@ def harness(folder, pretrained):
 
 # ---- CORE, by nanochat's rule
 
+
 def make_bundle():
     data = SCORES / "core" / "eval_data" / "made"
     data.mkdir(parents=True, exist_ok=True)
     animals = ["cat", "dog", "cow", "hen", "ant", "bee", "owl", "fox", "elk", "eel"]
     files = {
-        "choice": [{"query": f"Question: what has the {a} {i}\nAnswer:", "choices": [f"a {a}", f"{i} {a}s", f"a {a} and {i}"],
-                    "gold": i % 3} for i, a in enumerate(animals[:7])],
-        "schema": [{"context_options": [f"The {a} saw the {b} because the {a}", f"The {a} saw the {b} because the {b}"],
-                    "continuation": "was near.", "gold": i % 2} for i, (a, b) in enumerate(zip(animals, animals[3:]))],
-        "say": [{"context": f"{i} and {i % 5} are ", "continuation": f"{i + i % 5}"} for i in range(24)],
+        "choice": [
+            {
+                "query": f"Question: what has the {a} {i}\nAnswer:",
+                "choices": [f"a {a}", f"{i} {a}s", f"a {a} and {i}"],
+                "gold": i % 3,
+            }
+            for i, a in enumerate(animals[:7])
+        ],
+        "schema": [
+            {
+                "context_options": [
+                    f"The {a} saw the {b} because the {a}",
+                    f"The {a} saw the {b} because the {b}",
+                ],
+                "continuation": "was near.",
+                "gold": i % 2,
+            }
+            for i, (a, b) in enumerate(zip(animals, animals[3:]))
+        ],
+        "say": [
+            {"context": f"{i} and {i % 5} are ", "continuation": f"{i + i % 5}"} for i in range(24)
+        ],
     }
     for name, rows in files.items():
         (data / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (SCORES / "core" / "core.yaml").write_text(
-        "icl_tasks:\n-\n  label: choice_task\n  dataset_uri: made/choice.jsonl\n  num_fewshot: [3]\n"
-        "  icl_task_type: multiple_choice\n-\n  label: schema_task # two contexts\n  dataset_uri: made/schema.jsonl\n"
+        "icl_tasks:\n-\n  label: choice_task\n  dataset_uri: made/choice.jsonl\n"
+        "  num_fewshot: [3]\n  icl_task_type: multiple_choice\n"
+        "-\n  label: schema_task # two contexts\n  dataset_uri: made/schema.jsonl\n"
         "  num_fewshot:\n  - 1\n  - 5\n  icl_task_type: schema\n  continuation_delimiter: ' '\n"
         "- label: say_task\n  dataset_uri: made/say.jsonl\n  num_fewshot: [2]\n"
-        "  icl_task_type: language_modeling\n  continuation_delimiter: \"\\nAnswer: \"\n")
+        '  icl_task_type: language_modeling\n  continuation_delimiter: "\\nAnswer: "\n'
+    )
     (SCORES / "core" / "eval_meta_data.csv").write_text(
         "Eval Task,Task Category,Random baseline,Description\n"
-        "choice_task,made,33,\"animals, and \"\"what\"\" they have\"\nschema_task,\"made\",50,two\nsay_task,made,0,sums\n")
+        'choice_task,made,33,"animals, and ""what"" they have"\n'
+        'schema_task,"made",50,two\nsay_task,made,0,sums\n'
+    )
 
 
 def prompts_of(row, kind, between, examples):
@@ -182,7 +260,10 @@ def prompts_of(row, kind, between, examples):
         return [front + row["query"] + between + c for c in row["choices"]]
     if kind == "schema":
         return [front + c + between + row["continuation"] for c in row["context_options"]]
-    return [(front + trim(row["context"]) + between).strip(), front + trim(row["context"]) + between + row["continuation"]]
+    return [
+        (front + trim(row["context"]) + between).strip(),
+        front + trim(row["context"]) + between + row["continuation"],
+    ]
 
 
 def same(lists, backwards):
@@ -198,7 +279,11 @@ def same(lists, backwards):
 def core(tokenizer, model):
     first = tokenizer.bos_token_id
     found = {}
-    for kind, shots, between, chance in (("choice", 3, " ", .33), ("schema", 1, " ", .5), ("say", 2, "\nAnswer: ", 0)):
+    for kind, shots, between, chance in (
+        ("choice", 3, " ", 0.33),
+        ("schema", 1, " ", 0.5),
+        ("say", 2, "\nAnswer: ", 0),
+    ):
         rows = lines(SCORES / "core" / "eval_data" / "made" / f"{kind}.jsonl")
         numbered = list(enumerate(rows, 1))
         random.Random(1337).shuffle(numbered)
@@ -206,14 +291,16 @@ def core(tokenizer, model):
         for at, (number, row) in enumerate(numbered):
             others = [i for i in range(len(rows)) if i != at]
             examples = [numbered[i][1] for i in random.Random(1234 + at).sample(others, shots)]
-            ids = [[first] + tokenizer.encode(p, add_special_tokens=False)
-                   for p in prompts_of(row, kind, between, examples)]
+            ids = [
+                [first] + tokenizer.encode(p, add_special_tokens=False)
+                for p in prompts_of(row, kind, between, examples)
+            ]
             if kind == "choice":
                 starts = [same(ids, False)] * len(ids)
             elif kind == "schema":
                 starts = [len(t) - same(ids, True) for t in ids]
             else:
-                assert ids[1][:len(ids[0])] == ids[0]
+                assert ids[1][: len(ids[0])] == ids[0]
                 starts, ids = [len(ids[0])], [ids[1]]
             losses = []
             for tokens, start in zip(ids, starts):
@@ -221,16 +308,24 @@ def core(tokenizer, model):
                 tokens = torch.tensor([tokens[-POSITIONS:]])
                 with torch.no_grad():
                     logits = model(tokens).logits[0]
-                loss = torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")[start - 1:]
+                loss = torch.nn.functional.cross_entropy(
+                    logits[:-1], tokens[0, 1:], reduction="none"
+                )[start - 1 :]
                 losses.append(loss)
-                greedy = bool((logits[start - 1:-1].argmax(-1) == tokens[0, start:]).all())
+                greedy = bool((logits[start - 1 : -1].argmax(-1) == tokens[0, start:]).all())
             means = [float(l.mean()) for l in losses]
             sums.append([-float(l.double().sum()) for l in losses])
-            correct.append(float(greedy if kind == "say" else means.index(min(means)) == row["gold"]))
+            correct.append(
+                float(greedy if kind == "say" else means.index(min(means)) == row["gold"])
+            )
             order.append(number)
         acc = sum(correct) / len(correct)
-        found[f"core/{kind}_task"] = {"sums": sums, "lines": order, "acc": correct,
-                                      "results": {"acc": acc, "centered": (acc - chance) / (1 - chance)}}
+        found[f"core/{kind}_task"] = {
+            "sums": sums,
+            "lines": order,
+            "acc": correct,
+            "results": {"acc": acc, "centered": (acc - chance) / (1 - chance)},
+        }
     return found
 
 
@@ -261,7 +356,9 @@ def main():
             model = LlamaForCausalLM.from_pretrained(pretrained, dtype=torch.float32)
             expected[name] = {**harness(temporary, pretrained), **core(tokenizer, model)}
     text = json.dumps(rounded(expected), indent=1)
-    (SCORES / "expected.json").write_text(text.replace("\n    ", " ").replace("\n   ]", " ]") + "\n")
+    (SCORES / "expected.json").write_text(
+        text.replace("\n    ", " ").replace("\n   ]", " ]") + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -194,14 +194,18 @@ TEST(a_folder_is_read_by_its_files_names) {
   const char *folder = temporary_folder();
   copy_file(SCORES, folder, "piqa.jsonl");
   copy_file(SCORES, folder, "sciq.jsonl");
+  copy_file(SCORES, folder, "mmlu.jsonl");
+  copy_file(SCORES, folder, "mmlu-dev.jsonl");
   put_file(path_text("%s/readme.txt", folder).text, "not a task");
   must(directory_create(path_text("%s/blimp", folder).text, &err), &err);
   copy_file(SCORES, path_text("%s/blimp", folder).text, "blimp.jsonl");
   add(rig, folder);
   run(rig, true, 1, 1);
-  static const char *const tasks[] = {"blimp", "piqa", "sciq"};
-  for (int i = 0; i < 3; i++)
+  static const char *const tasks[] = {"blimp", "mmlu", "piqa", "sciq"};
+  for (int i = 0; i < 4; i++)
     assert_string_equal(in(result(rig, i), "task")->valuestring, tasks[i]);
+  const cJSON *with_examples = in(in(expectations(), "gpt2"), "mmlu5");
+  compare_sums("mmlu5", in(result(rig, 1), "answers"), with_examples);
 }
 
 TEST(a_sample_is_spread_and_the_same_every_time) {
