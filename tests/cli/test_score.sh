@@ -3,6 +3,7 @@
 # with lm-evaluation-harness'.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
+export CUDA_VISIBLE_DEVICES= # on a machine with a GPU, too
 prepare_run 400
 run=$folder/run
 tasks=tests/fixtures/scores

@@ -28,8 +28,44 @@ static void call_decode(Backend *be, const Subject *t, Arg *a) {
   be->attention_decode(be, a[0].data, t->s.T > 3 ? t->s.T - 2 : 1, a[1].data, a[2].x);
 }
 
+// The second half of each sequence continues its first quarter.
+static void call_branches(Backend *be, const Subject *t, Arg *a) {
+  const int32_t T = (int32_t)t->s.T;
+  const int64_t count = t->M / T;
+  const size_t bytes = (size_t)count * sizeof(Branch);
+  Branch *list = xmalloc(bytes), *there = be->services.alloc(be, bytes);
+  for (int32_t b = 0; b < (int32_t)count; b++)
+    list[b] = (Branch){b * T, T / 4, b * T + T / 2, T - T / 2};
+  assert_non_null(there);
+  be->services.write(be, there, list, bytes);
+  be->attention_branches(be, t->M, count, there, a[0].data, a[1].x);
+  be->services.read(be, list, there, bytes); // waits
+  be->services.release(be, there);
+  free(list);
+}
+
 static int64_t padded(int64_t V) {
   return padded_vocab(&(Spec){.V = V});
+}
+
+// The losses, and 1 where the target is the likeliest token.
+static void call_score_rows(Backend *be, const Subject *t, Arg *a) {
+  const size_t M = (size_t)t->M, bytes = M * sizeof(RowScore);
+  RowScore *scores = xmalloc(bytes), *there = be->services.alloc(be, bytes);
+  act_t *logits = be->services.alloc(be, M * (size_t)padded(t->s.V) * act_bytes(&be->spec));
+  float *values = xmalloc(2 * M * sizeof *values);
+  assert_true(there && logits);
+  be->score_rows(be, t->M, a[0].x, a[2].stat, a[1].x, a[3].data, logits, there);
+  be->services.read(be, scores, there, bytes);
+  for (size_t m = 0; m < M; m++) {
+    values[m] = scores[m].loss;
+    values[M + m] = (float)scores[m].likeliest;
+  }
+  be->services.write(be, a[4].data, values, M * sizeof *values);
+  be->services.write(be, a[5].data, values + M, M * sizeof *values);
+  be->services.release(be, there);
+  be->services.release(be, logits);
+  free(scores), free(values);
 }
 
 // For generation: the logits of each row, one at a time.
@@ -153,6 +189,24 @@ static void head_loss_twin(const Subject *t, const Values *v) {
   }
   expect_same("loss alone", v->got[7], v->got[6], 1);
   free(z), free(logits), free(targets);
+}
+
+// The likeliest of logits that are rounded may be another one.
+static void score_rows_twin(const Subject *t, const Values *v) {
+  const int64_t M = t->M, V = t->s.V;
+  float *z = product_rounded(M, V, t->s.D, v->in[0], v->in[1]);
+  for (int64_t m = 0; m < M; m++) {
+    const float *row = z + m * V, r = rms_rstd(v->in[2][m], t->s.D, eps);
+    const int64_t target = (int64_t)v->in[3][m];
+    int64_t best = 0;
+    double sum = 0;
+    for (int64_t i = 1; i < V; i++)
+      if (row[i] > row[best]) best = i;
+    for (int64_t i = 0; i < V; i++) sum += exp((double)r * (double)(row[i] - row[best]));
+    v->twin[4][m] = (float)(log(sum) + (double)r * (double)(row[best] - row[target]));
+    v->reference[5][m] = v->twin[5][m] = best == target;
+  }
+  free(z);
 }
 
 // Fused kernels have stored z after the row scale, as the CPU has it.
@@ -533,6 +587,13 @@ static const Case cases[] = {
                  T("dlogits", "MV", LOGITS), T("s", "M1", ROW_SUMS, .floor = 1e-5),
                  T("loss", "11", FLOATS, .floor = 1e-4), T("loss alone", "11", SCRATCH_FLOATS),
                  T("u", "M1", SCRATCH_FLOATS), T("ux", "MD", SCRATCH)}},
+    {"branches_see_their_prefix_and_themselves", "attention_branches", .call = call_branches,
+     .tensors = {T("qkv", "MR", IN), T("o", "MH", INOUT)}},
+    {"scores_are_losses_and_whether_the_target_is_likeliest", "score_rows", .call = call_score_rows,
+     .adjust = score_rows_twin,
+     .tensors = {T("x", "MD", IN), T("W", "VD", WEIGHT), T("sumsq", "M1", SQUARES, .of = 0),
+                 T("targets", "M1", TOKENS), T("loss", "M1", FLOATS),
+                 T("likeliest", "M1", FLOATS)}},
     {"row_logits_are_scaled", "row_logits", .call = call_row_logits, .adjust = row_logits_twin,
      .one_row = true,
      .tensors = {T("x", "MD", IN, .scale = 2), T("W", "VD", WEIGHT, .scale = 3),
