@@ -110,22 +110,29 @@ static int read_line(const char *path, char *line, size_t bytes, int64_t number,
   return status == 0 ? 0 : error_prefix(err, "'%s', line %lld", path, (long long)number);
 }
 
-int documents_read(const char *path, DocumentRead read, void *context, Error *err) {
+static int read_file(const char *path, char **text, size_t *bytes, Error *err) {
   const size_t most = (size_t)4 << 30;
+  if (file_read(path, most, text, bytes, err) != 0) return -1;
+  if (file_refuse_pointer(path, *text, *bytes, err) == 0 &&
+      file_refuse_packed(path, *text, *bytes, err) == 0)
+    return 0;
+  free(*text);
+  return -1;
+}
+
+int documents_read(const char *path, DocumentRead read, void *context, Error *err) {
   char *text, *end;
   size_t bytes;
-  int status = 0;
-  if (file_read(path, most, &text, &bytes, err) != 0) return -1;
-  if (file_refuse_pointer(path, text, bytes, err) || file_refuse_packed(path, text, bytes, err))
-    status = -1;
+  int status = read_file(path, &text, &bytes, err);
+  if (status != 0) return -1;
   int64_t number = 1;
   for (char *line = text; status == 0 && line < text + bytes; line = end + 1, number++) {
     const size_t left = (size_t)(text + bytes - line);
     if (!(end = memchr(line, '\n', left))) end = line + left;
     const Span stripped = text_strip((Span){line, (size_t)(end - line)}, true, true);
     if (stripped.bytes > 0)
-      status = read_line(path, (char *)(uintptr_t)stripped.text, stripped.bytes, number, read,
-                         context, err);
+      status = read_line(path, line + (stripped.text - line), stripped.bytes, number, read, context,
+                         err);
   }
   free(text);
   return status;
@@ -158,6 +165,7 @@ Span text_strip(Span text, bool left, bool right) {
   return (Span){text.text + begin, end - begin};
 }
 
+// A character for a character: Python makes two of the few such as ß.
 static void append_capitalized(Text *to, Span text) {
   for (size_t i = 0; i < text.bytes;) {
     utf8proc_uint8_t small[4];

@@ -320,7 +320,7 @@ static void place_block(Scorer *s, int64_t at, int64_t first, int64_t end, bool 
     tokens[at + i] = ids[a->context + i];
     targets[at + i] = NO_TARGET;
   }
-  if (!apart) add_branch(s, at, 0, at, shared + a->count);
+  if (!apart && shared + a->count > 0) add_branch(s, at, 0, at, shared + a->count);
   for (int64_t i = first, row = at + shared; i < end; row += s->choices[i++].count) {
     Asked *c = &s->choices[i];
     c->row = row;
