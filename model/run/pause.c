@@ -59,7 +59,7 @@ static bool score(Run *run) {
   Error err;
   if (!scorer) return true;
   range_push("scores");
-  const int scored = scorer_run(scorer, &run->llama, run->stop, &err);
+  const int scored = scorer_run(scorer, &run->llama, run->stop, false, &err);
   range_pop();
   if (run->llama.spec.fp8) run->be->services.scalings_discard(run->be);
   if (scored < 0) fprintf(stderr, "no scores: %s\n", err.text);

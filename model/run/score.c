@@ -67,32 +67,43 @@ static int read_tasks(Scoring *c, int argc, char **argv, Error *err) {
 
 // ---- Its output
 
-static void print_estimate(bool wanted, Estimate e) {
-  char text[48] = "";
-  if (!isnan(e.mean)) snprintf(text, sizeof text, "%.4f", e.mean);
-  if (!isnan(e.error)) snprintf(text, sizeof text, "%.4f +- %.4f", e.mean, e.error);
-  if (wanted) printf("  %-18s", text);
+// A column of the table, with the spaces in front of it. Returns those that the next one needs.
+static int print_cell(int spaces, const char *text) {
+  enum { WIDTH = 20 };
+  return *text ? WIDTH - (printf("%*s%s", spaces, "", text) - spaces) : spaces + WIDTH;
+}
+
+typedef struct CellText {
+  char text[64];
+} CellText;
+static CellText estimate_text(Estimate e) {
+  CellText cell = {""};
+  const char *format = isnan(e.error) ? "%.4f" : e.mean < 1000 ? "%.4f +- %.4f" : "%.4g +- %.4g";
+  if (!isnan(e.mean)) snprintf(cell.text, sizeof cell.text, format, e.mean, e.error);
+  return cell;
 }
 
 static void print_table(const Scorer *s) {
   TaskResult r;
-  bool acc_norm = false, perplexity = false, centered = false;
+  bool norm = false, perplexity = false, centered = false;
   for (int i = 0; scorer_result(s, i, &r); i++) {
-    acc_norm |= !isnan(r.acc_norm.mean);
+    norm |= !isnan(r.acc_norm.mean);
     perplexity |= !isnan(r.perplexity.mean);
     centered |= !isnan(r.centered);
   }
-  printf("%-34s %9s  %-18s%s%s%s\n", "task", "questions", "acc",
-         acc_norm ? "  acc_norm          " : "", perplexity ? "  perplexity        " : "",
-         centered ? "  centered" : "");
+  printf("%-34s %9s", "task", "questions");
+  int spaces = print_cell(2, "acc");
+  if (norm) spaces = print_cell(spaces, "acc_norm");
+  if (perplexity) spaces = print_cell(spaces, "perplexity");
+  if (centered) print_cell(spaces, "centered");
   for (int i = 0; scorer_result(s, i, &r); i++) {
-    printf("%-34s %9lld", r.task, (long long)r.questions);
-    print_estimate(true, r.acc);
-    print_estimate(acc_norm, r.acc_norm);
-    print_estimate(perplexity, r.perplexity);
-    if (!isnan(r.centered)) printf("  %.4f", r.centered);
-    printf("\n");
+    printf("\n%-34s %9lld", r.task, (long long)r.questions);
+    spaces = print_cell(2, estimate_text(r.acc).text);
+    if (norm) spaces = print_cell(spaces, estimate_text(r.acc_norm).text);
+    if (perplexity) spaces = print_cell(spaces, estimate_text(r.perplexity).text);
+    if (centered) print_cell(spaces, estimate_text((Estimate){r.centered, NAN}).text);
   }
+  printf("\n");
 }
 
 static void print_json(const Scorer *s) {
@@ -115,7 +126,7 @@ int score_command(int argc, char **argv, Error *err) {
           ? -1
           : 0;
   if (status == 0) {
-    const int scored = scorer_run(c.scorer, &c.loaded.llama, stop, err);
+    const int scored = scorer_run(c.scorer, &c.loaded.llama, stop, true, err);
     status = scored > 0 ? 0 : scored < 0 ? -1 : error_set(err, "stopped before all was scored");
   }
   if (status == 0) (c.json ? print_json : print_table)(c.scorer);

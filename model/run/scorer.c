@@ -398,7 +398,7 @@ static void settle_ties(Scorer *s) {
         if (same_ids(s, earlier, b)) b->sum = earlier->sum, b->greedy = earlier->greedy;
 }
 
-int scorer_run(Scorer *s, Llama *llama, const volatile sig_atomic_t *stop, Error *err) {
+int scorer_run(Scorer *s, Llama *llama, const volatile sig_atomic_t *stop, bool shows, Error *err) {
   const size_t rows = (size_t)batch_rows(&llama->spec);
   Progress progress = progress_begin("choices", 1);
   int status = 0;
@@ -411,7 +411,7 @@ int scorer_run(Scorer *s, Llama *llama, const volatile sig_atomic_t *stop, Error
     end = fill(s, &llama->spec, i);
     llama_score(llama, &s->batch, s->branches, s->branch_count, s->scores);
     status = collect(s, i, end, err);
-    progress_show(&progress, (uint64_t)end, (uint64_t)s->choice_count, (uint64_t)end);
+    if (shows) progress_show(&progress, (uint64_t)end, (uint64_t)s->choice_count, (uint64_t)end);
   }
   progress_end(&progress);
   settle_ties(s);

@@ -28,8 +28,8 @@ int scorer_add(Scorer *s, const char *word, int64_t most, Error *err);
 // `rows` together.
 Spec scorer_spec(const Scorer *s, bool documents, int64_t window, int64_t rows);
 // Sums of all tasks, by forwards of llama's micro-batches. 1; 0: it was to stop; -1: a sum is not
-// finite.
-int scorer_run(Scorer *s, Llama *llama, const volatile sig_atomic_t *stop, Error *err);
+// finite. shows: its progress.
+int scorer_run(Scorer *s, Llama *llama, const volatile sig_atomic_t *stop, bool shows, Error *err);
 
 // A task's result: means over its questions, and their standard errors; NAN where it has no such.
 typedef struct Estimate {

@@ -58,7 +58,7 @@ static void run(Rig *rig, bool documents, int64_t batch, int64_t chunks) {
   Spec asked = scorer_spec(rig->scorer, documents, 1, batch * 400);
   asked.loss_chunks = chunks;
   must(loaded_load(&rig->loaded, asked, "", &err), &err);
-  assert_int_equal(scorer_run(rig->scorer, &rig->loaded.llama, &never, &err), 1);
+  assert_int_equal(scorer_run(rig->scorer, &rig->loaded.llama, &never, false, &err), 1);
 }
 
 static void free_json(void *tree) {
