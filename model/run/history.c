@@ -12,12 +12,50 @@
 
 // ---- Lines
 
-enum { KIND, STEP, LOSS, LR, NORM, MS, RATE, MFU, APPLIED, ERROR, BITS, TEXT, REASON, MEMBERS };
-static const char *const names[MEMBERS] = {
-    [KIND] = "kind",         [STEP] = "step",    [LOSS] = "loss", [LR] = "lr",
-    [NORM] = "grad_norm",    [MS] = "ms",        [MFU] = "mfu",   [APPLIED] = "applied",
-    [RATE] = "tokens_per_s", [ERROR] = "stderr", [TEXT] = "text", [REASON] = "reason",
-    [BITS] = "bits_per_byte"};
+// The kinds of scores and their errors take turns; the last one that a task has counts.
+enum {
+  KIND,
+  STEP,
+  LOSS,
+  LR,
+  NORM,
+  MS,
+  RATE,
+  MFU,
+  APPLIED,
+  ERROR,
+  BITS,
+  TEXT,
+  REASON,
+  TASK,
+  ACC,
+  ACC_ERROR,
+  ACC_NORM,
+  ACC_NORM_ERROR,
+  CENTERED,
+  CENTERED_ERROR,
+  MEMBERS
+};
+static const char *const names[MEMBERS] = {[KIND] = "kind",
+                                           [STEP] = "step",
+                                           [LOSS] = "loss",
+                                           [LR] = "lr",
+                                           [NORM] = "grad_norm",
+                                           [MS] = "ms",
+                                           [MFU] = "mfu",
+                                           [APPLIED] = "applied",
+                                           [RATE] = "tokens_per_s",
+                                           [ERROR] = "stderr",
+                                           [TEXT] = "text",
+                                           [REASON] = "reason",
+                                           [BITS] = "bits_per_byte",
+                                           [TASK] = "task",
+                                           [ACC] = "acc",
+                                           [ACC_ERROR] = "acc_stderr",
+                                           [ACC_NORM] = "acc_norm",
+                                           [ACC_NORM_ERROR] = "acc_norm_stderr",
+                                           [CENTERED] = "centered",
+                                           [CENTERED_ERROR] = "centered_stderr"};
 
 // NAN where it is no number.
 static double number(const JsonMember *members, int which) {
@@ -63,6 +101,27 @@ static void add_val(History *h, int64_t step, const JsonMember *m) {
       .at = at, .loss = number(m, LOSS), .error = number(m, ERROR), .bits = number(m, BITS)};
 }
 
+// A task's mean over its files comes behind them. CORE's tasks are left out for their mean.
+static void add_score(History *h, int64_t step, const JsonMember *m) {
+  const Span task = m[TASK].string;
+  HistoryScore score = {.at = place_before(h), .value = NAN};
+  size_t kept = 0;
+  for (int kind = ACC; kind <= CENTERED; kind += 2)
+    if (isfinite(number(m, kind))) score.value = number(m, kind), score.error = number(m, kind + 1);
+  if (!task.text || memchr(task.text, '/', task.bytes) || isnan(score.value)) return;
+  for (size_t i = 0; i < h->score_count; i++) {
+    if (h->scores[i].at.step >= step && span_is(task, h->scores[i].task))
+      free(h->scores[i].task);
+    else
+      h->scores[kept++] = h->scores[i];
+  }
+  h->score_count = kept;
+  LIST_ROOM(h->scores, h->score_count, h->score_room);
+  score.at.step = step;
+  score.task = xasprintf("%.*s", (int)task.bytes, task.text);
+  h->scores[h->score_count++] = score;
+}
+
 static void add_sample(History *h, int64_t step, Span text) {
   while (h->sample_count > 0 && h->samples[h->sample_count - 1].step >= step)
     free(h->samples[--h->sample_count].text);
@@ -87,6 +146,7 @@ static bool add_line(History *h, char *line, size_t bytes) {
   const int64_t n = (int64_t)step;
   if (span_is(kind, "train")) add_step(h, n, m);
   if (span_is(kind, "val")) add_val(h, n, m);
+  if (span_is(kind, "score")) add_score(h, n, m);
   if (span_is(kind, "sample") && m[TEXT].string.text) add_sample(h, n, m[TEXT].string);
   if (span_is(kind, "start")) keep(&h->start, line, bytes);
   if (span_is(kind, "opened")) keep(&h->opened, line, bytes);
@@ -148,7 +208,9 @@ int history_open(History *h, int count, char *const *runs, int which, Error *err
 
 void history_close(History *h) {
   for (size_t i = 0; i < h->sample_count; i++) free(h->samples[i].text);
+  for (size_t i = 0; i < h->score_count; i++) free(h->scores[i].task);
   free(h->samples);
+  free(h->scores);
   free(h->steps);
   free(h->vals);
   free(h->name);

@@ -23,6 +23,13 @@ typedef struct HistoryVal {
   double loss, error, bits; // error: loss's standard error; bits: per byte
 } HistoryVal;
 
+typedef struct HistoryScore {
+  HistoryPlace at;
+  char *task; // owned
+  double value,
+      error; // accuracy, by character where the task has that; of CORE what is above chance
+} HistoryScore;
+
 typedef struct HistorySample {
   int64_t step;
   char *text; // owned
@@ -36,6 +43,8 @@ typedef struct History {
   size_t step_count, step_room;
   HistoryVal *vals;
   size_t val_count, val_room;
+  HistoryScore *scores; // of a task with several files their mean
+  size_t score_count, score_room;
   HistorySample *samples;
   size_t sample_count, sample_room;
   cJSON *start, *opened; // the last such lines; NULL: none

@@ -118,6 +118,21 @@ static void put_vals(JsonWriter *w, const History *h, size_t pieces) {
   json_close(w, ']');
 }
 
+static void put_scores(JsonWriter *w, const History *h) {
+  json_open(w, "scores", '[');
+  for (const HistoryScore *s = h->scores; s < h->scores + h->score_count; s++) {
+    json_open(w, NULL, '{');
+    json_string(w, "task", s->task);
+    json_whole(w, "step", s->at.step);
+    json_number(w, "tokens", s->at.tokens, DIGITS);
+    json_number(w, "seconds", s->at.seconds, DIGITS);
+    json_number(w, "value", s->value, DIGITS);
+    json_number(w, "error", s->error, DIGITS);
+    json_close(w, '}');
+  }
+  json_close(w, ']');
+}
+
 static void put_samples(JsonWriter *w, const History *h) {
   const size_t stride = every(h->sample_count, MOST_SAMPLES);
   json_open(w, "samples", '[');
@@ -147,6 +162,7 @@ static void put_run(JsonWriter *w, const History *h, size_t pieces) {
   json_whole(w, "unreadable", h->unreadable);
   put_steps(w, h, pieces);
   put_vals(w, h, pieces);
+  put_scores(w, h);
   put_samples(w, h);
   put_tree(w, "start", h->start);
   put_tree(w, "opened", h->opened);

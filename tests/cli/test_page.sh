@@ -73,6 +73,20 @@ holds tokens_and_seconds_add_up '(t["tokens"][99], t["seconds"][99], r["val"][0]
 holds what_is_not_known_is_null 't["mfu"] == [None] * 100'
 holds the_start_is_there 'r["start"]["config"]["optimizer"]["learning_rate"] == 0.001 and r["start"]["memory"]["planned"] == 2097152'
 
+# Scores: of several files their mean, of CORE what is above chance, of a repeated step the later.
+mkdir scored
+{
+  head -n 60 runs/a/log.jsonl
+  echo '{"kind":"score","step":20,"task":"piqa","file":"a","acc":0.5,"acc_stderr":0.1,"acc_norm":0.25,"acc_norm_stderr":0.2}'
+  echo '{"kind":"score","step":30,"task":"mmlu","file":"a","acc":0.1,"acc_stderr":0.1}'
+  echo '{"kind":"score","step":30,"task":"mmlu","file":null,"acc":0.2,"acc_stderr":0.1}'
+  echo '{"kind":"score","step":30,"task":"core/x","file":"a","acc":0.2,"acc_stderr":0.1,"centered":0.9}'
+  echo '{"kind":"score","step":30,"task":"core","file":null,"centered":0.125}'
+  echo '{"kind":"score","step":20,"task":"piqa","file":"a","acc":0.5,"acc_stderr":0.1,"acc_norm":0.75,"acc_norm_stderr":0.2}'
+} >scored/log.jsonl
+page scored
+holds scores_are_there '[(s["task"], s["step"], s["value"], s["error"]) for s in r["scores"]] == [("mmlu", 30, 0.2, 0.1), ("core", 30, 0.125, None), ("piqa", 20, 0.75, 0.2)]'
+
 # A resumed run repeats steps, and a loss was not finite; a killed one tears its last line.
 mkdir torn
 {
