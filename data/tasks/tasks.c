@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "data/prepare/parquet.h"
 
 // ---- The table
 
@@ -110,8 +111,27 @@ static int read_line(const char *path, char *line, size_t bytes, int64_t number,
   return status == 0 ? 0 : error_prefix(err, "'%s', line %lld", path, (long long)number);
 }
 
+// The rows of a Parquet file as JSON lines.
+static int read_parquet(const char *path, char **lines, size_t *bytes, Error *err) {
+  enum { PIECE = 1 << 20 };
+  Text text = {0};
+  ssize_t n = 1;
+  ParquetReader *reader = parquet_open(&path, 1, true, NULL, err);
+  while (reader && n > 0) {
+    n = parquet_read(reader, text_room(&text, PIECE + 1), PIECE, err);
+    if (n > 0) text.bytes += (size_t)n;
+  }
+  parquet_close(reader);
+  *lines = text.data;
+  *bytes = text.bytes;
+  if (reader && n == 0) return 0;
+  free(text.data);
+  return -1;
+}
+
 static int read_file(const char *path, char **text, size_t *bytes, Error *err) {
   const size_t most = (size_t)4 << 30;
+  if (name_ends_with(path, ".parquet")) return read_parquet(path, text, bytes, err);
   if (file_read(path, most, text, bytes, err) != 0) return -1;
   if (file_refuse_pointer(path, *text, *bytes, err) == 0 &&
       file_refuse_packed(path, *text, *bytes, err) == 0)

@@ -54,7 +54,7 @@ TaskNames task_names(void);
 // The name that `file` begins with, up to its end, a dot or a dash; NULL: none. CORE_TASK is one.
 const char *task_of_file(const char *file);
 
-// The questions in a file of JSON lines. examples: a file of the same task, whose first five
+// The questions in a file of JSON lines or Parquet. examples: a file of the same task, whose first five
 // questions about the same subject stand in front of each, with their answers; NULL: none. Of mmlu
 // alone. A line that lacks a field, or has another kind of value in it, is an error.
 int questions_read(QuestionSet *set, const char *task, const char *path, const char *examples,
@@ -69,7 +69,7 @@ int core_read(const char *folder, int (*use)(void *context, QuestionSet *set, Er
 
 // A document of a file: its fields.
 typedef int (*DocumentRead)(void *context, const cJSON *document, int64_t line, Error *err);
-// Calls `read` for each document of a file, of JSON lines.
+// Calls `read` for each document of a file, of JSON lines or Parquet.
 int documents_read(const char *path, DocumentRead read, void *context, Error *err);
 // A field of a document; a path such as "choices.text" goes into objects and, by number, lists. The
 // text belongs to the document.

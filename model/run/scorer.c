@@ -251,12 +251,18 @@ static int add_files(Scorer *s, const char *task, const char *files, Error *err)
   const char *comma = strchr(files, ',');
   char *examples = comma ? xstrdup(comma + 1) : NULL;
   char *pattern = xasprintf("%.*s", comma ? (int)(comma - files) : (int)strlen(files), files);
-  const PathText path = path_text("%s%s", pattern, path_is_directory(pattern) ? "/*.jsonl" : "");
+  const bool folder = path_is_directory(pattern);
+  PathText path = path_text("%s%s", pattern, folder ? "/*.jsonl" : "");
   glob_t found = {0};
+  int missing = glob(path.text, 0, NULL, &found);
+  if (missing && folder) {
+    path = path_text("%s/*.parquet", pattern);
+    missing = glob(path.text, 0, NULL, &found);
+  }
   int status = 0;
   if (strcmp(task, CORE_TASK) == 0) {
     status = core_read(files, add_set, s, err);
-  } else if (glob(path.text, 0, NULL, &found) != 0) { // GLOB_NOMATCH, for which errno is not set
+  } else if (missing) { // GLOB_NOMATCH, for which errno is not set
     status = error_set(err, "there is no file '%s'", path.text);
   }
   for (size_t i = 0; i < found.gl_pathc && status == 0; i++)
@@ -272,10 +278,10 @@ static int add_folder(Scorer *s, const char *folder, Error *err) {
   const int count = scandir(folder, &entries, NULL, alphasort), before = s->task_count;
   int status = 0;
   for (int i = 0; i < count; i++) {
-    const char *name = entries[i]->d_name, *task = task_of_file(name);
+    const char *name = entries[i]->d_name, *task = task_of_file(name), *ending = strrchr(name, '.');
     if (task && status == 0 && strncmp(name + strlen(task), "-dev", 4) != 0) {
       const PathText path = path_text("%s/%s", folder, name),
-                     examples = path_text("%s/%s-dev.jsonl", folder, task);
+                     examples = path_text("%s/%s-dev%s", folder, task, ending ? ending : ".jsonl");
       const bool with = path_exists(examples.text);
       char *files = xasprintf("%s%s%s", path.text, with ? "," : "", with ? examples.text : "");
       status = add_files(s, task, files, err);

@@ -19,7 +19,7 @@ data/mixture.h         | base
 data/mixture.c         | data/mixture.h base
 data                   | data/batch.h data/mixture.h data/tokenizer base
 data/chat              | data/tokenizer base
-data/tasks             | base
+data/tasks             | data/prepare/parquet.h base
 data/prepare           | data data/batch.h data/model_folder.h data/chat data/tokenizer base
 kernels                | base
 kernels/no_cuda.c      | kernels base

@@ -27,6 +27,25 @@ logged=$(grep '"kind":"score","step":20,' "$run/log.jsonl" | acc)
 check and_they_are_its_checkpoints "the run says '$logged', --score $(acc <<<"$json")" \
   test "$logged" = "$(acc <<<"$json")"
 
+# ---- Parquet
+if "${PYTHON:-python3}" -c 'import pyarrow' 2>/dev/null; then
+  mkdir "$folder/tables"
+  "${PYTHON:-python3}" - "$tasks" "$folder/tables" <<'END'
+import json, sys
+import pyarrow, pyarrow.parquet
+for name in "arc_easy", "mmlu", "mmlu-dev", "boolq":
+    rows = [json.loads(line) for line in open(f"{sys.argv[1]}/{name}.jsonl")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), f"{sys.argv[2]}/{name}.parquet")
+END
+  mkdir "$folder/lines"
+  cp "$tasks"/{arc_easy,mmlu,mmlu-dev,boolq}.jsonl "$folder/lines"
+  scores() { "$TRAIN" --score "$run" "$folder/$1" --json | sed 's/"file":"[^"]*"//'; }
+  check parquet_is_scored_as_json_lines_are "$(scores tables | cut -c 1-300)" \
+    test "$(scores tables)" = "$(scores lines)" -a "$(scores lines | wc -l)" = 3
+else
+  echo "ok - parquet_is_scored_as_json_lines_are # SKIP pyarrow is not installed"
+fi
+
 refuses without_a_task_it_names_them 'tasks are hellaswag, piqa, arc_easy' --score "$run"
 refuses a_missing_file_is_named "there is no file '$folder/none.jsonl'" \
   --score "$run" "piqa=$folder/none.jsonl"
