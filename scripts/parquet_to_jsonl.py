@@ -124,10 +124,14 @@ def main():
         os._exit(1)  # its reader has said why
     except Refused as refused:
         why = " ".join(str(refused).split())
-        if options.part:
+        if not options.part:
+            sys.exit(f"parquet_to_jsonl.py: {why}")
+        try:
             out.write(struct.pack("<qq", -len(why.encode()), 0) + why.encode())
             out.flush()
-        sys.exit(1 if options.part else f"parquet_to_jsonl.py: {why}")
+        except BrokenPipeError:
+            pass  # another of these has said it
+        os._exit(1)
 
 
 main()
