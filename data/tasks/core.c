@@ -1,4 +1,5 @@
 // CORE: 22 tasks with their examples, as nanochat evaluates them.
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -310,26 +311,26 @@ static int use_task(const Bundle *b, CoreTask *t, Error *err) {
   return status;
 }
 
+// A task's keys follow its label. A number on a line of its own is of the list of the key before.
 static int use_tasks(const Bundle *b, char *yaml, Error *err) {
   CoreTask task = {.shots = -1};
   int status = 0;
   const char *key = "";
-  size_t key_bytes = 0;
+  size_t bytes = 0;
   for (char *line = yaml, *end; line && status == 0; line = end) {
     if ((end = strchr(line, '\n'))) *end++ = '\0';
-    const char *at = line + strspn(line, " \r");
-    const size_t colon = strcspn(at, ":");
-    const bool item = *at == '-', has_key = at[colon] == ':' && *at != '#';
-    if (item && !has_key && strspn(at + 1, " ") > 0 && at[1 + strspn(at + 1, " \r")])
-      set_key(&task, key, key_bytes, at + 1); // of a list in lines of their own
-    else if (item && task.label) {
+    const char *at = line + strspn(line, "- \r"), *value = at;
+    const bool has_key = *at != '#' && strchr(at, ':');
+    if (has_key) {
+      key = at;
+      bytes = strcspn(at, ":");
+      value += bytes + 1 + strspn(at + bytes + 1, " ");
+    }
+    if (has_key && task.label && span_is((Span){key, bytes}, "label")) {
       status = use_task(b, &task, err);
       task_free(&task);
     }
-    if (!has_key) continue;
-    key = at + (item ? 1 + strspn(at + 1, " ") : 0);
-    key_bytes = (size_t)(at + colon - key);
-    set_key(&task, key, key_bytes, at + colon + 1 + strspn(at + colon + 1, " "));
+    if (has_key || isdigit((unsigned char)*at)) set_key(&task, key, bytes, value);
   }
   if (status == 0 && task.label) status = use_task(b, &task, err);
   task_free(&task);

@@ -332,16 +332,17 @@ Question *questions_add(QuestionSet *set, int count, int64_t line) {
 
 enum { MOST_CHOICES = 26 };
 
-typedef struct Texts {
-  char *list[MOST_CHOICES]; // [count], owned
-  int count;
-} Texts;
-
-static void texts_free(Texts *texts) {
-  while (texts->count > 0) free(texts->list[--texts->count]);
+static void add_choice(Question *q, const Task *task, const char *text) {
+  Text choice = {0};
+  text_append(&choice, text, strlen(text));
+  if (task->shape == WIKIHOW) tidy(&choice);
+  const char *tidied = take_text(&choice);
+  q->choices[q->count++] = (Choice){NULL, xasprintf(" %s", tidied), characters(tidied)};
+  free(choice.data);
 }
 
-static int add_listed(Texts *texts, const cJSON *document, const char *path, Error *err) {
+static int add_listed(Question *q, const Task *task, const cJSON *document, const char *path,
+                      Error *err) {
   const cJSON *field, *item;
   if (document_field(document, path, &field, err) != 0) return -1;
   const int count = cJSON_IsArray(field) ? cJSON_GetArraySize(field) : 0;
@@ -351,41 +352,26 @@ static int add_listed(Texts *texts, const cJSON *document, const char *path, Err
   cJSON_ArrayForEach(item, field) {
     if (!cJSON_IsString(item))
       return error_set(err, "\"%s\" holds %s, but must hold texts", path, json_shown(item).text);
-    texts->list[texts->count++] = xstrdup(item->valuestring);
+    add_choice(q, task, item->valuestring);
   }
   return 0;
 }
 
-// word: a field, a list of choices, or a text itself.
-static int add_choices(Texts *texts, const cJSON *document, const char *word, Error *err) {
-  const size_t bytes = strlen(word);
-  const char *text = word + 1;
-  if (name_ends_with(word, "[]")) {
-    char *path = xasprintf("%.*s", (int)bytes - 2, word);
-    const int status = add_listed(texts, document, path, err);
-    free(path);
-    return status;
-  }
-  if (*word != '=' && document_text(document, word, &text, err) != 0) return -1;
-  texts->list[texts->count++] = xstrdup(text);
-  return 0;
-}
-
-static int read_choices(Texts *texts, const Task *task, const cJSON *document, Error *err) {
+// As task->choices says.
+static int add_choices(Question *q, const Task *task, const cJSON *document, Error *err) {
   int status = 0;
-  const char *next = task->choices;
+  const char *next = task->choices, *text;
   for (size_t bytes; *next && status == 0; next += bytes + (next[bytes] == ' ')) {
     bytes = strcspn(next, " ");
-    char *word = xasprintf("%.*s", (int)bytes, next);
-    status = add_choices(texts, document, word, err);
+    const bool list = next[bytes - 1] == ']';
+    char *word = xasprintf("%.*s", (int)(list ? bytes - 2 : bytes), next);
+    if (list)
+      status = add_listed(q, task, document, word, err);
+    else if (*word == '=')
+      add_choice(q, task, word + 1);
+    else if ((status = document_text(document, word, &text, err)) == 0)
+      add_choice(q, task, text);
     free(word);
-  }
-  for (int i = 0; i < texts->count && task->shape == WIKIHOW; i++) {
-    Text text = {0};
-    text_append(&text, texts->list[i], strlen(texts->list[i]));
-    free(texts->list[i]);
-    tidy(&text);
-    texts->list[i] = take_text(&text);
   }
   return status;
 }
@@ -399,101 +385,80 @@ static char *label_text(const cJSON *label) {
   return xasprintf("%.*s", (int)text.bytes, text.text);
 }
 
-// -1: it is none of them.
-static int find_label(const char *label, const cJSON *labels) {
-  int found = -1, i = 0;
-  const cJSON *item;
-  cJSON_ArrayForEach(item, labels) {
-    char *other = label_text(item);
-    if (found < 0 && strcmp(label, other) == 0) found = i;
-    free(other);
-    i++;
-  }
-  return found;
-}
-
-static int find_choice(const Task *task, const char *label, const Texts *texts) {
+// Which of the labels, or without them, of the choices it names. -1: none.
+static int find_choice(const Task *task, const char *label, const cJSON *labels,
+                       const Question *q) {
   char *end;
   const long number = strtol(label, &end, 10) - task->first;
-  if (*label && *end == '\0') return number < texts->count ? (int)number : -1;
-  for (int i = 0; i < texts->count; i++)
-    if (strcmp(label, texts->list[i]) == 0) return i;
+  if (!labels && *label && *end == '\0') return number < q->count ? (int)number : -1;
+  for (int i = 0; i < q->count; i++) {
+    char *other = labels ? label_text(cJSON_GetArrayItem(labels, i))
+                         : xstrdup(q->choices[i].continuation + 1);
+    const bool same = strcmp(label, other) == 0;
+    free(other);
+    if (same) return i;
+  }
   return -1;
 }
 
-static int find_gold(const Task *task, const cJSON *document, const Texts *texts, int *gold,
-                     Error *err) {
+static int find_gold(Question *q, const Task *task, const cJSON *document, Error *err) {
   const cJSON *field, *labels = NULL;
-  *gold = atoi(task->gold + 1);
+  q->gold = atoi(task->gold + 1);
   if (*task->gold == '=') return 0;
   if (document_field(document, task->gold, &field, err) != 0 ||
       (task->labels && document_field(document, task->labels, &labels, err) != 0))
     return -1;
   char *label = label_text(field);
-  *gold = labels ? find_label(label, labels) : find_choice(task, label, texts);
+  q->gold = find_choice(task, label, labels, q);
   free(label);
-  if (*gold >= 0 && *gold < texts->count) return 0;
+  if (q->gold >= 0) return 0;
   return error_set(err, "\"%s\" is %s, which is none of its %d choices", task->gold,
-                   json_shown(field).text, texts->count);
-}
-
-// All choices behind the one context.
-static int ask_plainly(Question *q, Text *context, const Texts *texts) {
-  char *shared = take_text(context);
-  for (int i = 0; i < q->count; i++)
-    q->choices[i] = (Choice){shared, xasprintf(" %s", texts->list[i]), characters(texts->list[i])};
-  *context = (Text){0};
-  return 0;
+                   json_shown(field).text, q->count);
 }
 
 // A choice ends a context; what follows the blank is to be predicted behind each.
-static int fill_blank(Question *q, const Text *context, const Texts *texts, Error *err) {
+static int fill_blank(Question *q, const Text *context, Error *err) {
   const char *blank = memchr(context->data, '_', context->bytes);
   if (!blank) return error_set(err, "its sentence has no _ for the choices");
   const size_t before = (size_t)(blank - context->data);
   const Span rest = text_strip((Span){blank + 1, context->bytes - before - 1}, true, true);
-  for (int i = 0; i < q->count; i++)
-    q->choices[i] =
-        (Choice){xasprintf("%.*s%s", (int)before, context->data, texts->list[i]),
-                 xasprintf(" %.*s", (int)rest.bytes, rest.text), characters(texts->list[i])};
+  for (Choice *c = q->choices; c < q->choices + q->count; c++) {
+    c->context = xasprintf("%.*s%s", (int)before, context->data, c->continuation + 1);
+    free(c->continuation);
+    c->continuation = xasprintf(" %.*s", (int)rest.bytes, rest.text);
+  }
   return 0;
 }
 
-static int cut_last_word(Question *q, const Text *context) {
+static void cut_last_word(Question *q, const Task *task, const Text *context) {
   size_t word = context->bytes;
   while (word > 0 && context->data[word - 1] != ' ') word--;
-  *q->choices = (Choice){xasprintf("%.*s", word > 0 ? (int)word - 1 : 0, context->data),
-                         xasprintf(" %.*s", (int)(context->bytes - word), context->data + word), 0};
-  q->choices->characters = characters(q->choices->continuation) - 1;
-  return 0;
+  char *text = xasprintf("%.*s", (int)(context->bytes - word), context->data + word);
+  add_choice(q, task, text);
+  free(text);
+  q->choices->context = xasprintf("%.*s", word > 0 ? (int)word - 1 : 0, context->data);
 }
 
 // before: in front of its context.
 static int add_question(QuestionSet *set, const Task *task, const cJSON *document, Span before,
                         int64_t line, Error *err) {
-  Texts texts = {.count = 0};
-  Text context = {0};
-  int gold;
-  *text_room(&context, 1) = '\0';
+  Question *q = questions_add(set, MOST_CHOICES, line);
+  Text context = {0}, whole = {0};
+  text_room(&context, 1);
+  q->count = 0;
   int status = render(&context, document, task->context, err) ||
-                       read_choices(&texts, task, document, err) ||
-                       find_gold(task, document, &texts, &gold, err)
+                       add_choices(q, task, document, err) || find_gold(q, task, document, err)
                    ? -1
                    : 0;
   if (task->shape == WIKIHOW) tidy(&context);
-  if (status == 0) {
-    Question *q = questions_add(set, texts.count > 0 ? texts.count : 1, line);
-    Text whole = {0};
-    q->gold = gold;
-    text_append(&whole, before.text, before.bytes);
-    text_append(&whole, context.data, context.bytes);
-    text_room(&whole, 1);
-    status = task->shape == BLANK       ? fill_blank(q, &whole, &texts, err)
-             : task->shape == LAST_WORD ? cut_last_word(q, &whole)
-                                        : ask_plainly(q, &whole, &texts);
-    free(whole.data);
-  }
-  texts_free(&texts);
+  text_append(&whole, before.text, before.bytes);
+  text_append(&whole, context.data, context.bytes);
+  take_text(&whole);
+  if (status == 0 && task->shape == BLANK) status = fill_blank(q, &whole, err);
+  if (status == 0 && task->shape == LAST_WORD) cut_last_word(q, task, &whole);
+  const bool shared = task->shape == PLAIN || task->shape == WIKIHOW;
+  for (int i = 0; i < q->count && shared; i++) q->choices[i].context = whole.data;
+  if (!shared || q->count == 0) free(whole.data);
   free(context.data);
   return status;
 }
