@@ -75,7 +75,8 @@ static int open_tasks(Run *run, Error *err) {
   if (t->score[0] == '\0') return 0;
   if (!inputs->tokenizer)
     return error_set(err, "train.score reads texts, so it needs data.tokenizer");
-  inputs->scorer = scorer_create(inputs->tokenizer, t->sequence_length, t->sequence_length, err);
+  inputs->scorer = scorer_create(inputs->tokenizer, run->config.model.vocab_size,
+                                 t->sequence_length, t->sequence_length, err);
   int status = inputs->scorer ? 0 : -1;
   for (const char *at = t->score; *at && status == 0;) {
     const size_t bytes = strcspn(at, " ");

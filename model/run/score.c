@@ -59,7 +59,8 @@ static int read_tasks(Scoring *c, int argc, char **argv, Error *err) {
     error_set(err, "'%s' has no tokenizer.json, so it cannot read tasks", t->start.path);
     return tokenizer_advise(t->start.path, err);
   }
-  c->scorer = scorer_create(t->tokenizer, positions, max_i64(positions, WINDOW), err);
+  c->scorer =
+      scorer_create(t->tokenizer, t->model.vocab_size, positions, max_i64(positions, WINDOW), err);
   for (int i = 1; i < argc && c->scorer; i++)
     if (argv[i] && scorer_add(c->scorer, argv[i], (int64_t)c->limit, err) != 0) return -1;
   return c->scorer ? 0 : -1;

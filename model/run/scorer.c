@@ -37,11 +37,10 @@ typedef struct ScoredTask {
 } ScoredTask;
 
 struct Scorer {
-  const Tokenizer *tokenizer;
   Encoder *encoder;
   int32_t begin, empty; // in front of a text, or NO_TOKEN; in front of one without a context
-  int64_t positions, window, most; // most: questions of a file, 0: all
-  int64_t longest;                 // rows that stay together
+  int64_t vocab_size, positions, window, most; // most: questions of a file, 0: all
+  int64_t longest;                             // rows that stay together
   TokenIds ids;
   Asked *choices;
   Posed *questions;
@@ -55,21 +54,22 @@ struct Scorer {
   int64_t branch_count;
 };
 
-Scorer *scorer_create(const Tokenizer *tokenizer, int64_t positions, int64_t window, Error *err) {
+Scorer *scorer_create(const Tokenizer *tokenizer, int64_t vocab_size, int64_t positions,
+                      int64_t window, Error *err) {
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
   const int32_t empty = facts->bos_token != NO_TOKEN ? facts->bos_token
                         : facts->bos != NO_TOKEN     ? facts->bos
                                                      : facts->eos;
-  if (empty == NO_TOKEN) {
-    error_set(err, "the tokenizer '%s' has neither BOS nor EOS, for texts without a context",
-              facts->name);
+  if (empty == NO_TOKEN || empty >= vocab_size) {
+    error_set(err, "the tokenizer '%s' has no BOS or EOS within the model's vocab_size of %lld",
+              facts->name, (long long)vocab_size);
     return NULL;
   }
   Scorer *s = xcalloc(1, sizeof *s);
-  *s = (Scorer){.tokenizer = tokenizer,
-                .encoder = encoder_open(tokenizer),
+  *s = (Scorer){.encoder = encoder_open(tokenizer),
                 .begin = facts->bos,
                 .empty = empty,
+                .vocab_size = vocab_size,
                 .positions = positions,
                 .window = window};
   return s;
@@ -97,6 +97,10 @@ static int encode(Scorer *s, int32_t begin, const char *text, size_t bytes, Erro
   if (begin != NO_TOKEN) token_ids_push(ids, begin);
   const int64_t at = ids->count;
   if (encoder_append(s->encoder, text, bytes, false, ids, err) != 0) return -1;
+  for (int64_t i = at; i < ids->count; i++)
+    if (ids->ids[i] >= s->vocab_size)
+      return error_set(err, "it gives token %d, which is beyond the model's vocab_size of %lld",
+                       ids->ids[i], (long long)s->vocab_size);
   if (begin != NO_TOKEN && ids->count > at && ids->ids[at] == begin) token_ids_remove(ids, at);
   return 0;
 }

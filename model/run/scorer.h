@@ -16,7 +16,8 @@ typedef struct Scorer Scorer;
 
 // positions: tokens that a choice may have with its context; a longer one is cut at its beginning.
 // window: rows of a window, at least `positions`.
-Scorer *scorer_create(const Tokenizer *tokenizer, int64_t positions, int64_t window, Error *err);
+Scorer *scorer_create(const Tokenizer *tokenizer, int64_t vocab_size, int64_t positions,
+                      int64_t window, Error *err);
 void scorer_destroy(Scorer *s); // NULL is fine
 // Adds the tasks that `word` names: TASK=FILES, mmlu=FILES,EXAMPLES, core=FOLDER, or a folder with
 // files and folders that begin with tasks' names, where TASK-dev.jsonl has examples. FILES: a file,

@@ -42,7 +42,8 @@ static Rig *open_rig(const char *tokenizer) {
   Rig *rig = hold(xcalloc(1, sizeof *rig), close_rig);
   must(loaded_open(&rig->loaded, folder, &err), &err);
   const int64_t positions = rig->loaded.model.max_position_embeddings;
-  rig->scorer = scorer_create(rig->loaded.tokenizer, positions, 2 * positions, &err);
+  rig->scorer = scorer_create(rig->loaded.tokenizer, rig->loaded.model.vocab_size, positions,
+                              2 * positions, &err);
   assert_non_null(rig->scorer);
   return rig;
 }
@@ -271,4 +272,16 @@ TEST(a_choice_beyond_the_window_is_refused) {
   expect_error(scorer_add(rig->scorer, "piqa=/there/is/none.jsonl", 0, &err), &err,
                "there is no file '/there/is/none.jsonl'");
   expect_error(scorer_add(rig->scorer, SCORES "/model", 0, &err), &err, "is no TASK=FILES");
+}
+
+TEST(tokens_beyond_the_vocabulary_are_refused) {
+  const Rig *rig = open_rig("llama2");
+  Scorer *small = scorer_create(rig->loaded.tokenizer, 200, 256, 256, &err);
+  must_make(small, &err);
+  expect_error(scorer_add(small, "piqa=" SCORES "/piqa.jsonl", 0, &err), &err,
+               "piqa.jsonl', line 1: it gives token ");
+  assert_says(&err, "beyond the model's vocab_size of 200");
+  scorer_destroy(small);
+  expect_none(scorer_create(rig->loaded.tokenizer, 1, 256, 256, &err), &err,
+              "no BOS or EOS within the model's vocab_size of 1");
 }
