@@ -181,7 +181,26 @@ static void print_losses(const Comparison *c) {
   for (int i = 1; i < c->count; i++) print_row(c, c->runs[i].name, i, true);
 }
 
-// Where the validations first reach a loss; NAN where that is not known, INFINITY where they do not.
+// The last ones, of the tasks that the first run has.
+static void print_scores(const Comparison *c) {
+  const History *first = c->runs;
+  for (const HistoryScore *own = first->scores; own < first->scores + first->score_count; own++) {
+    if (history_score(first, own->task) != own) continue;
+    printf("\n%-*s  %-*s  less %s's\n", c->width, own->task, COLUMN, "score", first->name);
+    for (int i = 0; i < c->count; i++) {
+      const HistoryScore *s = history_score(&c->runs[i], own->task);
+      const Loss score = s ? (Loss){s->value, s->error} : (Loss){NAN, NAN};
+      const Loss d = difference((Loss){own->value, own->error}, score);
+      printf("%-*s  %-*s", c->width, c->runs[i].name, COLUMN, loss_text(score, "").text);
+      if (s)
+        printf("  %-*s  step %lld", COLUMN, i > 0 ? loss_text(d, "+").text : "",
+               (long long)s->at.step);
+      printf("\n");
+    }
+  }
+}
+
+// Where the validations first reach a loss; NAN: that is not known, INFINITY: they do not.
 static double reached(const History *h, Axis axis, double loss) {
   for (size_t i = 0; i < h->val_count; i++) {
     const HistoryVal *v = &h->vals[i];
@@ -194,39 +213,44 @@ static double reached(const History *h, Axis axis, double loss) {
 }
 
 // "better by 0.0100 +- 0.0020 at equal steps".
-static void print_verdict(const Comparison *c, int run) {
+static void print_verdict(Loss d, const char *equal_what) {
+  if (isnan(d.mean)) return;
+  if (d.mean == 0)
+    printf("  equal at equal %s\n", equal_what);
+  else
+    printf("  %s by %s at equal %s%s\n", d.mean < 0 ? "better" : "worse",
+           loss_text((Loss){fabs(d.mean), d.error}, "").text, equal_what,
+           fabs(d.mean) < 2 * d.error ? ": less than two errors, which chance may do" : "");
+}
+
+// When a run has the loss of the first one's last validation.
+static void print_reached(const History *h, const History *first) {
+  if (first->val_count == 0) return;
+  const HistoryVal *last = &first->vals[first->val_count - 1];
+  const double tokens = reached(h, TOKENS, last->loss), seconds = reached(h, SECONDS, last->loss);
+  if (isinf(tokens))
+    printf("  does not reach %s's last validation, %.4f\n", first->name, last->loss);
+  else if (isfinite(tokens) && isfinite(seconds) && last->at.tokens > 0 && last->at.seconds > 0)
+    printf("  reaches %s's last validation, %.4f, after %.3f of its tokens and %.3f of its "
+           "seconds\n",
+           first->name, last->loss, tokens / last->at.tokens, seconds / last->at.seconds);
+}
+
+static void print_verdicts(const Comparison *c, int run) {
   static const char *const of[AXES] = {"steps", "tokens", "seconds"};
-  const History *h = &c->runs[run], *first = &c->runs[0];
-  printf("%s against %s:", h->name, first->name);
-  for (Axis a = 0; a < AXES; a++) {
-    const Loss d = difference(loss_at(c, 0, a), loss_at(c, run, a));
-    if (isnan(d.mean)) continue;
-    const bool chance = fabs(d.mean) < 2 * d.error;
-    printf("\n  %s by %s at equal %s%s",
-           d.mean == 0  ? "differs"
-           : d.mean < 0 ? "better"
-                        : "worse",
-           loss_text((Loss){fabs(d.mean), d.error}, "").text, of[a],
-           chance ? ": less than two errors, which chance may do" : "");
-  }
-  const double last = first->val_count > 0 ? first->vals[first->val_count - 1].loss : NAN;
-  const double tokens = reached(h, TOKENS, last), seconds = reached(h, SECONDS, last);
-  const HistoryPlace end = history_end(first);
-  if (isfinite(tokens) && isfinite(seconds) && end.tokens > 0 && end.seconds > 0)
-    printf(
-        "\n  reaches %s's last validation, %.4f, after %.3f of its tokens and %.3f of its seconds",
-        first->name, last, tokens / end.tokens, seconds / end.seconds);
-  else if (isinf(tokens))
-    printf("\n  does not reach %s's last validation, %.4f", first->name, last);
-  printf("\n");
+  printf("%s against %s:\n", c->runs[run].name, c->runs[0].name);
+  for (Axis a = 0; a < AXES; a++)
+    print_verdict(difference(loss_at(c, 0, a), loss_at(c, run, a)), of[a]);
+  print_reached(&c->runs[run], c->runs);
 }
 
 static void print_comparison(const Comparison *c) {
   print_runs(c);
   print_configs(c);
   print_losses(c);
+  print_scores(c);
   printf("\n");
-  for (int i = 1; i < c->count; i++) print_verdict(c, i);
+  for (int i = 1; i < c->count; i++) print_verdicts(c, i);
   printf("Errors of validations are of the choice of windows: none where all were read. Those of\n"
          "training are of the noise between steps. Another seed may differ by more.\n");
 }

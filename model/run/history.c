@@ -223,6 +223,12 @@ const cJSON *history_start(const History *h, const char *name) {
   return h->start ? cJSON_GetObjectItemCaseSensitive(h->start, name) : NULL;
 }
 
+const HistoryScore *history_score(const History *h, const char *task) {
+  for (size_t i = h->score_count; i > 0; i--)
+    if (strcmp(h->scores[i - 1].task, task) == 0) return &h->scores[i - 1];
+  return NULL;
+}
+
 HistoryPlace history_end(const History *h) {
   HistoryPlace end = place_before(h);
   if (h->val_count > 0 && h->vals[h->val_count - 1].at.step > end.step)

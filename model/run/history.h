@@ -26,8 +26,8 @@ typedef struct HistoryVal {
 typedef struct HistoryScore {
   HistoryPlace at;
   char *task; // owned
-  double value,
-      error; // accuracy, by character where the task has that; of CORE what is above chance
+  // Accuracy, by character where the task has that; of CORE what is above chance.
+  double value, error;
 } HistoryScore;
 
 typedef struct HistorySample {
@@ -60,5 +60,7 @@ void history_close(History *history); // zeros are fine
 
 // An item of the start line, such as "config" or "steps"; NULL where it is not there.
 const cJSON *history_start(const History *h, const char *name);
+// The last score of this task; NULL where there is none.
+const HistoryScore *history_score(const History *h, const char *task);
 // The end of the run so far; zeros where nothing is known.
 HistoryPlace history_end(const History *h);

@@ -151,7 +151,7 @@ if [ -z "$browser" ]; then echo 'ok - a_browser_draws_the_page # SKIP no chromiu
 else
   log runs/short 10 0.001 1 5
   page runs/short --out short.html && page runs/a --out one.html && page long --out long.html
-  # opens FILE RUNS WIDTH DARK
+  # opens FILE RUNS WIDTH DARK [CURVES]: as many as that more
   opens() {
     HOME=$folder timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$folder/profile" \
       --window-size="$3,900" --blink-settings="preferredColorScheme=$4" --virtual-time-budget=5000 \
@@ -159,12 +159,15 @@ else
     local curves
     curves=$(grep -o 'class="curve" d="M[^"]*"' dom | wc -l)
     check "a_browser_draws_${1%.html}_${3}_wide_$4" "$curves curves; $(grep -o 'id="error"[^<]*<' dom); $(grep CONSOLE console)" \
-      test "$(grep -c "<html[^>]*data-ready=\"$2\"" dom) $(grep -c '<p id="error" role="alert"></p>' dom) $(grep -c CONSOLE console) $(grep -c 'NaN\|undefined' <(grep -o '<svg.*' dom)) $curves" = "1 1 0 0 $((6 * $2))"
+      test "$(grep -c "<html[^>]*data-ready=\"$2\"" dom) $(grep -c '<p id="error" role="alert"></p>' dom) $(grep -c CONSOLE console) $(grep -c 'NaN\|undefined' <(grep -o '<svg.*' dom)) $curves" = "1 1 0 0 $((6 * $2 + ${5:-0}))"
   }
   opens one.html 1 1280 1
   opens short.html 1 390 0
   opens long.html 1 1280 0
   opens three.html 3 390 1
+  grep -v '"kind":"\(sample\|score\)"' scored/log.jsonl >none.jsonl && page scored none.jsonl --out scores.html
+  opens scores.html 2 800 1 3
+  check a_browser_shows_scores "$(grep -o 'id="scores" .*' dom | head -c 300)" grep -q '<td class="number">0.2000 ± 0.1000</td>' dom
   opens twenty.html 20 1600 0
 fi
 
@@ -176,6 +179,10 @@ check losses_at_equal_steps_are_said "$(cat said)" grep -qE '^a +(2\.0100 \+- 0\
 check the_better_one_is_said "$(cat said)" grep -qx '  better by 0.0050 +- 0.0042 at equal steps: less than two errors, which chance may do' said
 # 2.01 is between 2.0125 at step 40 and 2.01 at 50.
 check what_it_needs_is_said "$(cat said)" grep -q "reaches a's last validation, 2.0100, after 0.500 of its tokens and 0.500 of its seconds" said
+mkdir better && sed 's/"acc":0.2,/"acc":0.5,/' scored/log.jsonl >better/log.jsonl
+"$TRAIN" --compare scored better >said 2>&1
+check what_is_equal_is_said "$(cat said)" test "$(grep -c '^  equal at equal ' said) $(grep -c 'after 1.000 of its tokens and 1.000 of its seconds' said)" = '3 1'
+check scores_are_compared "$(cat said)" grep -qE '^better  0\.5000 \+- 0\.1000 +\+0\.3000 \+- 0\.1414 +step 30$' said
 log runs/worse 60 0.001 9
 "$TRAIN" --compare runs/a runs/worse >said 2>&1
 check the_shorter_run_says_where "$(cat said)" grep -qE '^loss at +60 steps +60\.0k tokens +6\.0 s$' said
