@@ -93,13 +93,26 @@ PROGRAM := $(PROGRAM:%=build/release/%)
 # it. g++ does not find its own headers where /usr/include is named to it.
 EMULATED_TESTS := $(addprefix build/release/tests/emulated/test_,programs batches)
 EMULATE = $(CXX) -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas \
-  -fno-strict-aliasing -MMD -MP -Itests/emulated -I. -include tests/emulated/warp.h \
+  -Wno-unused-parameter -fno-strict-aliasing -MMD -MP -Itests/emulated -I. \
+  -include tests/emulated/warp.h \
   $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(PACKAGE_FLAGS) -x c++ -c
 EMULATED := $(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu) $(TEST_CU)
 EMULATED := $(EMULATED:%=build/release/emulated/%.o)
 $(EMULATED): build/release/emulated/%.o: % $$(call changed,EMULATE); $(call compile,EMULATE)
 build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
   build/release/kernels/fused/program.o build/release/tests.a
+	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
+
+# These kernels run as they are (tests/emulated/warp.h). g++ knows neither <<<>>> nor shared memory.
+EMULATED_CU := $(patsubst %,build/release/emulated/kernels/cuda/%,decode loss)
+$(EMULATED_CU:=.cpp): build/release/emulated/%.cpp: %.cu tests/tests.mk
+	mkdir -p $(@D) && sed -e '1i #undef __shared__\n#define __shared__ STATIC_SHARED\n#line 1 "$<"' \
+	  -e 's@<<<@ / on_grid(@; s@>>>@)@' $< > $@
+$(EMULATED_CU:=.o): %.o: %.cpp $$(call changed,EMULATE); $(call compile,EMULATE)
+EMULATED_KERNELS := build/release/tests/emulated/test_kernels
+$(EMULATED_KERNELS).o: EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
+$(EMULATED_KERNELS): %: %.o $(EMULATED_CU:=.o) build/release/tests.a \
+  $(patsubst %,build/release/emulated/tests/emulated/%.cpp.o,warp cuda)
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 
 # test_NAME is of kernels/cuda/NAME.c. Of CUDA's functions those that the test defines go before.
@@ -111,7 +124,7 @@ $(STUBBED_TESTS): build/release/tests/emulated/test_%: build/release/tests/emula
 endif
 
 # ---- What the Makefile's targets ask for
-QUICK_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(STUBBED_TESTS)
+QUICK_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(EMULATED_KERNELS) $(STUBBED_TESTS)
 QUICK_SCRIPTS := $(filter-out $(SLOW_SCRIPTS),$(SCRIPT_TESTS))
 quick-programs: all $(LOADED) $(QUICK_TESTS)
 test-programs: quick-programs $(ASAN_TESTS) $(GPU_PROGRAMS) $(DIST)

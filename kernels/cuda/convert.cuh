@@ -62,3 +62,9 @@ CONVERT float max_with_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
   return larger;
 }
+// The larger values of two pairs of bf16; of a value and NaN the value.
+CONVERT uint32_t max_two(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}

@@ -49,11 +49,6 @@ static __device__ __forceinline__ void sweep_add(Sweep &a, float x, float c) {
   a.dot = fmaf(e, x, a.dot);
 }
 
-static __device__ __forceinline__ uint32_t max_two(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
-}
 static __device__ __forceinline__ uint32_t max_vector(const uint4 &v) {
   return max_two(max_two(v.x, v.y), max_two(v.z, v.w));
 }

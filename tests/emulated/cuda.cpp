@@ -143,6 +143,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
 const char *cudaGetErrorString(cudaError_t) {
   return "an error of the emulation";
 }

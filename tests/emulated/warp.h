@@ -9,10 +9,11 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <vector_types.h>
+#include <driver_types.h>
 
-// Runs body(thread) for the threads of a block, whole warps. Of warps that wait for nothing the
-// last one runs first, as far as it comes: whoever forgets a barrier reads what is not there yet.
+// Runs body(thread) for the threads of a block. Of warps that wait for nothing the last one runs
+// first, as far as it comes, and in the next block the first one: whoever forgets a barrier reads
+// what is not there yet. A barrier that some warps leave to the others is an error.
 void block_run(int threads, const std::function<void(int)> &body);
 // body(lane) for lanes 0 to 31.
 static inline void warp_run(const std::function<void(int)> &body) {
@@ -38,14 +39,63 @@ static inline float __shfl_xor_sync(unsigned, float value, int mask) {
 static inline void __syncwarp() {
   warp_exchange({});
 }
+static inline int __any_sync(unsigned, int mine) {
+  const Given *all = warp_exchange({{mine != 0}});
+  unsigned any = 0;
+  for (int i = 0; i < 32; i++) any |= all[i].words[0];
+  return any != 0;
+}
 #define __syncthreads block_sync
+// True where it is for any thread of the block.
+int __syncthreads_or(int mine);
 static inline uint3 thread_index() {
   return {(unsigned)block_thread(), 0, 0};
 }
 #define threadIdx thread_index()
 extern uint3 blockIdx;
-static inline float __ldg(const float *p) {
+extern dim3 blockDim, gridDim;
+
+// Runs a grid's blocks one after the other.
+void run_grid(dim3 grid, dim3 block, const std::function<void()> &thread);
+// kernel<<<grid, block, ...>>>(args...), of which tests.mk makes kernel / on_grid(grid, block,
+// ...)(args...).
+template <class Call> struct Launched {
+  dim3 grid, block;
+  Call call;
+};
+template <class... P, class Call>
+void operator/(void (*kernel)(P...), const Launched<Call> &launched) {
+  run_grid(launched.grid, launched.block, [&] { launched.call(kernel); });
+}
+static inline auto on_grid(dim3 grid, dim3 block, size_t, void *) {
+  return [=](auto... args) {
+    const auto call = [=](auto *kernel) { kernel(args...); };
+    return Launched<decltype(call)>{grid, block, call};
+  };
+}
+// Clusters are not emulated.
+template <class... P, class... A>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... args) {
+  if (config->numAttrs > 0) return cudaErrorInvalidConfiguration;
+  kernel / on_grid(config->gridDim, config->blockDim, 0, nullptr)(args...);
+  return cudaSuccess;
+}
+// What tests.mk makes of __shared__ in kernels. Each block finds NaN there.
+#define STATIC_SHARED static __attribute__((section("shared_memory")))
+#undef __shared__
+#define __shared__
+
+template <class T> static inline T __ldg(const T *p) {
   return *p;
+}
+template <class T> static inline T __ldcs(const T *p) {
+  return *p;
+}
+template <class T> static inline void __stcs(T *p, T value) {
+  *p = value;
+}
+static inline int __clz(int x) {
+  return x == 0 ? 32 : __builtin_clz((unsigned)x);
 }
 static inline float rsqrtf(float x) {
   return 1 / sqrtf(x);
@@ -89,6 +139,9 @@ static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
                            fmaf(__high2float(a), __high2float(b), __high2float(c)));
 }
 static inline int min(int a, int b) {
+  return a < b ? a : b;
+}
+static inline int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 static inline int max(int a, int b) {

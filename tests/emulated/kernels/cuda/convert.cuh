@@ -29,3 +29,9 @@ static inline __half2 half2_within(__half2 values, __half2 largest) {
 static inline float max_with_nan(float a, float b) {
   return a > b || a != a ? a : b;
 }
+static inline uint32_t max_two(uint32_t a, uint32_t b) {
+  const auto larger = [](uint32_t x, uint32_t y) {
+    return fmaxf(__uint_as_float(x), __uint_as_float(y));
+  };
+  return bf16_two(larger(a << 16, b << 16), larger(a & 0xffff0000u, b & 0xffff0000u));
+}
