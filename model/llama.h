@@ -61,8 +61,8 @@ void llama_update(Llama *llama, const AdamW *hyper);
 
 // ---- Scoring, where spec.scores made room for it
 
-// A forward of a micro-batch, in which rows of `branches` [count], at most one a row, continue other
-// rows than those in front of them. Those other rows are in no branch with a prefix. scores
+// A forward of a micro-batch, in which rows of `branches` [count], at most one a row, continue
+// other rows than those in front of them. Those other rows are in no branch with a prefix. scores
 // [batch_rows] on the host: those of rows with a target are written.
 void llama_score(Llama *llama, const Batch *batch, const Branch *branches, int64_t count,
                  RowScore *scores);

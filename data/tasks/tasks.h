@@ -54,9 +54,9 @@ TaskNames task_names(void);
 // The name that `file` begins with, up to its end, a dot or a dash; NULL: none. CORE_TASK is one.
 const char *task_of_file(const char *file);
 
-// The questions in a file of JSON lines or Parquet. examples: a file of the same task, whose first five
-// questions about the same subject stand in front of each, with their answers; NULL: none. Of mmlu
-// alone. A line that lacks a field, or has another kind of value in it, is an error.
+// The questions in a file of JSON lines or Parquet. examples: a file of the same task, whose first
+// five questions about the same subject stand in front of each, with their answers; NULL: none. Of
+// mmlu alone. A line that lacks a field, or has another kind of value in it, is an error.
 int questions_read(QuestionSet *set, const char *task, const char *path, const char *examples,
                    Error *err);
 

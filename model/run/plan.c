@@ -266,8 +266,7 @@ static void print_limits(const Config *c, const Hardware *h) {
   }
 }
 
-// What backend.device finds, or the card of the word gpu=NAME, which is taken out of the words. That
-// card's host is not known.
+// What backend.device finds, or the card of this name, whose host is not known.
 static int find_hardware(Hardware *h, bool *named, const Config *c, const char *card, Error *err) {
   *named = card != NULL;
   if (!card) return hardware_find(h, c, err);
