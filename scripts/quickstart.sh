@@ -5,12 +5,14 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: scripts/quickstart.sh [--text FILE_OR_DIR] [--out DIR] [--steps N] [section.key=value ...]
+usage: scripts/quickstart.sh [--text FILE_OR_DIR] [--out DIR] [--minutes N | --steps N] [section.key=value ...]
 
   --text FILE_OR_DIR  what to learn to write: a text file, a .jsonl file (field "text") or a folder of both;
                       without it, the source files of this repository
   --out DIR           the run's folder; runs/NAME without it, and NAME is the text's, or "quickstart"
-  --steps N           how long to train
+  --minutes N         how long to train: ./train --fit chooses a model and its config for this time and machine;
+                      without it, configs/quickstart.json
+  --steps N           how many steps of that
   section.key=value   any other key of the config (./train --help-config lists them), such as model.hidden_size=256
 
 A folder that holds a finished run is left alone: DIR-2, DIR-3, ... is used. An interrupted run is resumed.
@@ -22,15 +24,16 @@ fail() {
   exit 1
 }
 
-text='' out='' overrides=()
+text='' out='' minutes='' overrides=()
 while [ $# -gt 0 ]; do
   case $1 in
   -h | --help) usage && exit 0 ;;
-  --text | --out | --steps)
+  --text | --out | --minutes | --steps)
     [ -n "${2:-}" ] || fail "$1 needs a value; --help says more"
     case $1 in
     --text) text=$2 ;;
     --out) out=$2 ;;
+    --minutes) minutes=$2 ;;
     --steps)
       overrides+=("train.steps=$2")
       # The config's share of warm-up, so that few steps are allowed, too.
@@ -108,6 +111,17 @@ prepare_text() {
   echo "$source_name" >"$data/source.txt"
 }
 
+# Sets `config`: that of --minutes is beside the dataset.
+choose_config() {
+  config=$data/fit.json
+  if ! resumes; then
+    rm -f "$config"
+    [ -z "$minutes" ] ||
+      ./train --fit "$data/tokens" "minutes=$minutes" "$config" ${overrides[@]+"${overrides[@]}"} || exit 1
+  fi
+  [ -e "$config" ] || config=configs/quickstart.json
+}
+
 # The user's paths are relative to where the command was called.
 if [ -n "$text" ]; then
   [ -e "$text" ] || fail "there is no file or folder '$text'; give --text one that is there"
@@ -140,7 +154,8 @@ announce 3 'text'
 prepare_text
 
 announce 4 "training, into $run (Ctrl-C saves and ends; the same command resumes)"
-./train configs/quickstart.json "data.train=$data/tokens/train-*.bin" "data.val=$data/tokens/val-*.bin" "output.dir=$run" \
+choose_config
+./train "$config" "data.train=$data/tokens/train-*.bin" "data.val=$data/tokens/val-*.bin" "output.dir=$run" \
   train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
 shown=$(printf '%q' "$run")
 if ! finished "$run"; then
@@ -157,6 +172,6 @@ cat <<END
 It took $((SECONDS - start)) s in all. To go on from here:
   ./train --generate $shown --prompt '$begin'  let it write
   ./scripts/quickstart.sh --text my.txt                   train on a text of yours
-  ./scripts/quickstart.sh --steps 4000 --out runs/longer  train longer
+  ./scripts/quickstart.sh --minutes 30 --out runs/longer  train longer, a larger model
   ./train --help                                          everything else; larger models are in configs/
 END

@@ -161,7 +161,7 @@ enum { SAVINGS = sizeof savings / sizeof *savings };
 static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   const ModelConfig m = model_of(f, width);
   const int64_t D = m.hidden_size, T = window_of(f, D), each = step_tokens(f, T),
-                steps = steps_of(f, each), every = max_i64(1, steps / VALIDATIONS);
+                steps = steps_of(f, each), every = (steps + VALIDATIONS - 1) / VALIDATIONS;
   const double share = f->tokens_wanted / (double)model_parameters(&m, true);
   forget_choices(f);
   choose_model(f, &m, T);
@@ -177,7 +177,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   choose(f, "ten validations", "train.eval_interval=%lld", (long long)every);
   choose(f, "2 % of the time", "train.eval_batches=%lld",
          (long long)max_i64(4, min_i64(steps / 200, 40)));
-  choose(f, "an eighth of the run", "train.save_interval=%lld", (long long)max_i64(1, steps / 8));
+  choose(f, "an eighth of the run", "train.save_interval=%lld", (long long)((steps + 7) / 8));
   choose_optimizer(f, &m, share, each, steps);
   if (f->hardware.gpu && D >= 512 && gpu_has_fp8(&f->hardware.card))
     choose(f, "faster from this width on", "backend.precision=fp8");

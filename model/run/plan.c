@@ -280,6 +280,7 @@ static int find_hardware(Hardware *h, bool *named, const Config *c, const char *
   return 0;
 }
 
+// The NAME of the word gpu=NAME, which it takes out of the words; NULL: there is none.
 static const char *take_card(int *count, char **words) {
   const char *card = NULL;
   int kept = 0;
