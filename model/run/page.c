@@ -201,10 +201,28 @@ static Text page_of(const char *data) {
   return page;
 }
 
+// A page of before is replaced, but no other file: a log, or /dev/stdout.
+static int check_out(const char *path, Error *err) {
+  const size_t head = strcspn(page_html, "("); // as far as it names this command
+  size_t bytes = 0;
+  if (!path_exists(path)) return 0;
+  const int fd = file_open(path, &bytes, err);
+  if (fd < 0) return -1;
+  char *start = xcalloc(1, head);
+  int status = file_read_at(fd, path, 0, start, bytes < head ? bytes : head, err);
+  if (status == 0 && memcmp(start, page_html, head) != 0)
+    status =
+        error_set(err, "'%s' is there already, and no page of --page: name another file", path);
+  free(start);
+  close(fd);
+  return status;
+}
+
 static int write_page(int count, char *const *runs, const char *path, Error *err) {
-  JsonWriter data;
+  JsonWriter data = {0};
   Text page = {0};
-  int status = read_data(&data, count, runs, err);
+  int status = check_out(path, err);
+  if (status == 0) status = read_data(&data, count, runs, err);
   if (status == 0) {
     page = page_of(data.text);
     status = file_write_atomic(path, page.data, page.bytes, err);

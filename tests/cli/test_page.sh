@@ -57,6 +57,9 @@ refuses a_log_without_losses_is_refused "'empty.jsonl' has no line of training o
 refuses another_file_is_no_log "'other.txt' has no line of training or validation: is it a run's log?" --page other.txt
 refuses a_page_needs_a_run '--page needs the folders of runs' --page
 refuses a_server_writes_no_file 'leave --out out' --page runs/a --serve 8123 --out x.html
+cp runs/a/log.jsonl mine.jsonl
+refuses no_other_file_is_replaced "'mine.jsonl' is there already, and no page of --page" --page runs/a --out mine.jsonl
+check it_is_as_it_was "$(head -c 60 mine.jsonl)" cmp -s runs/a/log.jsonl mine.jsonl
 refuses a_comparison_needs_two '--compare needs two runs or more' --compare runs/a
 refuses a_comparison_has_no_options "not '--out'" --compare runs/a --out runs/b
 
