@@ -227,6 +227,7 @@ static void print_verdict(Loss d, const char *equal_what) {
 static void print_reached(const History *h, const History *first) {
   if (first->val_count == 0) return;
   const HistoryVal *last = &first->vals[first->val_count - 1];
+  if (isnan(last->loss)) return;
   const double tokens = reached(h, TOKENS, last->loss), seconds = reached(h, SECONDS, last->loss);
   if (isinf(tokens))
     printf("  does not reach %s's last validation, %.4f\n", first->name, last->loss);
@@ -234,6 +235,30 @@ static void print_reached(const History *h, const History *first) {
     printf("  reaches %s's last validation, %.4f, after %.3f of its tokens and %.3f of its "
            "seconds\n",
            first->name, last->loss, tokens / last->at.tokens, seconds / last->at.seconds);
+}
+
+// Another tokenizer's token is another piece of text. A log knows tokenizers by their paths.
+static void print_tokenizers(const Comparison *c) {
+  const cJSON *first = history_start(c->runs, "tokenizer"),
+              *size = value_of(c->runs, "model", "vocab_size");
+  bool differ = false;
+  for (int i = 1; i < c->count; i++)
+    differ |= !equal(first, history_start(&c->runs[i], "tokenizer")) ||
+              !equal(size, value_of(&c->runs[i], "model", "vocab_size"));
+  if (!differ) return;
+  printf("The tokenizers are");
+  for (int i = 0; i < c->count; i++) {
+    const cJSON *name = history_start(&c->runs[i], "tokenizer");
+    printf("%s %s", i > 0 ? " |" : "", cJSON_IsString(name) ? name->valuestring : "not known");
+  }
+  printf(". Where they differ, losses cannot be compared,\n"
+         "but bits a byte can; in the last validations:");
+  for (int i = 0; i < c->count; i++) {
+    const History *h = &c->runs[i];
+    const double bits = h->val_count > 0 ? h->vals[h->val_count - 1].bits : NAN;
+    printf("%s %s", i > 0 ? " |" : "", loss_text((Loss){bits, NAN}, "").text);
+  }
+  printf("\n");
 }
 
 static void print_verdicts(const Comparison *c, int run) {
@@ -251,6 +276,7 @@ static void print_comparison(const Comparison *c) {
   print_scores(c);
   printf("\n");
   for (int i = 1; i < c->count; i++) print_verdicts(c, i);
+  print_tokenizers(c);
   printf("Errors of validations are of the choice of windows: none where all were read. Those of\n"
          "training are of the noise between steps. Another seed may differ by more.\n");
 }

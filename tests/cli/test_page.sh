@@ -191,6 +191,14 @@ log runs/worse 60 0.001 9
 check the_shorter_run_says_where "$(cat said)" grep -qE '^loss at +60 steps +60\.0k tokens +6\.0 s$' said
 check the_worse_one_is_said "$(cat said)" grep -qx '  worse by 0.1333 +- 0.0042 at equal tokens' said
 check what_it_does_not_reach_is_said "$(cat said)" grep -q "does not reach a's last validation, 2.0100" said
+sed 's/"tokenizer":null/"tokenizer":"x.json"/; s/_byte":1.5/_byte":1.25/' runs/b/log.jsonl >other.jsonl
+"$TRAIN" --compare runs/a other.jsonl >said 2>&1
+check bits_a_byte_are_said_of_other_tokenizers "$(cat said)" test "$(grep -c '^The tokenizers are not known | x.json. Where they differ, losses' said) $(grep -c ' 1.5000 | 1.2500$' said)" = '1 1'
+"$TRAIN" --compare runs/a runs/b >said 2>&1
+check and_not_of_one "$(cat said)" test "$(grep -c '^The tokenizers' said)" = 0
+sed '/"val"/s/"loss":[^,]*/"loss":null/' runs/a/log.jsonl >infinite.jsonl
+"$TRAIN" --compare infinite.jsonl runs/b >said 2>&1
+check no_loss_is_nan "$(cat said)" test "$(grep -c nan said) $(grep -c '(training)' said)" = '0 1'
 grep -v '"val"' runs/a/log.jsonl >train.jsonl
 "$TRAIN" --compare train.jsonl runs/b >said 2>&1
 check without_validations_training_is_compared "$(cat said)" test "$(grep -c '(training) *(training) *(training)' said) $(grep -c '^train.jsonl  *2\.010' said)" = '1 1'
