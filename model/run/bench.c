@@ -52,6 +52,7 @@ enum {
   LEAST_ROUNDS = 4,
   MOST_ROUNDS = 1000,
   LEAST_TIMED_STEPS = 2,
+  MOST_TIMES = 8, // as long as it was asked for, for the first steps of a slow run
   MOST_TIMED_STEPS = 16,
   COPIED_BY_GPU = 256 << 20, // bytes: more than caches hold
   COPIED_BY_CPU = 64 << 20,
@@ -452,7 +453,8 @@ static int time_steps(Bench *b, double seconds, double *ms, Error *err) {
   double counted = now_ms();
   int64_t first = 0;
   bool warm = false; // a GPU's clock falls in the first of the time
-  while (s->step < FIRST_STEPS + LEAST_TIMED_STEPS || now_ms() - began < 1e3 * seconds) {
+  while (now_ms() - began < 1e3 * seconds || (s->step < FIRST_STEPS + LEAST_TIMED_STEPS &&
+                                              now_ms() - began < MOST_TIMES * 1e3 * seconds)) {
     if (!warm && s->step >= FIRST_STEPS && now_ms() - began > 1e3 * seconds / 4) {
       while (s->unread > 0)
         if (take_result(b, BENCH_FUSED, err) != 0) return -1;

@@ -85,6 +85,7 @@ const char *bench_kind_name(const BenchResult *r, BenchKind kind);
 void bench_print(const BenchResult *r);
 
 // The mean of a training step in ms, over `seconds` of them after the first ones, on random tokens.
+// Where the first ones alone take eight times as long, it is theirs.
 int bench_steps(const Config *config, double seconds, double *ms, Error *err);
 
 // The words after --bench, which are reordered. Measures, fills in the result, and prints it.

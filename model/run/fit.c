@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/command.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/minmax.h"
@@ -21,6 +22,7 @@ enum {
   MOST_CHOICES = 48,
   MOST_MEASURED = 4,
 };
+static const char ending[] = ".json";
 static const double most_measured_seconds = 4, start_seconds = 1, save_rate = 0.5e9; // bytes/s
 
 // One key of the config: an override, "train.steps=7600", and why.
@@ -35,8 +37,7 @@ typedef struct Fit {
   int override_count;
   char **overrides; // of the user: they come last
   // ---- The text
-  int64_t tokens, vocab;
-  bool validates; // there is a split to validate on
+  int64_t tokens, vocab, val_tokens; // val_tokens: of its other split, 0 without one
   // ---- The machine
   Hardware hardware;
   // ---- The candidate
@@ -146,7 +147,8 @@ static int64_t step_tokens(const Fit *f, int64_t T) {
   const bool gpu = f->hardware.gpu;
   const double least = gpu ? 4096 : 512, most = gpu ? 32768 : 8192,
                each = exp2(round(log2(fmax(f->tokens_wanted / 2000, 1))));
-  return max_i64(T, (int64_t)fmin(fmax(each, least), most) / T * T);
+  // A batch has other windows than the one before; of a short text they are few.
+  return max_i64(T, min_i64((int64_t)fmin(fmax(each, least), most), f->tokens / 4) / T * T);
 }
 
 static int64_t steps_of(const Fit *f, int64_t each) {
@@ -166,7 +168,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   forget_choices(f);
   choose_model(f, &m, T);
   choose(f, "the text", "data.train=%s", f->data);
-  if (f->validates) choose(f, "its other split", "data.val=%s", f->data);
+  if (f->val_tokens > T) choose(f, "its other split", "data.val=%s", f->data);
   choose(f, "what the time allows", "train.steps=%lld", (long long)steps);
   choose(f, "a step's tokens", "train.batch_size=%lld", (long long)(each / T / micro_batches));
   choose(f, "its window", "train.sequence_length=%lld", (long long)T);
@@ -184,7 +186,8 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   if (!f->hardware.gpu) choose(f, "bf16 where it is faster", "backend.cpu_products=auto");
   for (int i = 0; i < saved; i++) choose(f, "it does not fit otherwise", "%s", savings[i]);
   const char *name = strrchr(f->out, '/') ? strrchr(f->out, '/') + 1 : f->out;
-  choose(f, "after the file", "output.dir=runs/%.*s", (int)strcspn(name, "."), name);
+  choose(f, "after the file", "output.dir=runs/%.*s", (int)(strlen(name) - sizeof ending + 1),
+         name);
 }
 
 static int parse_choices(Fit *f, Error *err) {
@@ -222,7 +225,7 @@ static double flops_per_token(const Fit *f, int width) {
 // Steps that a validation of the candidate costs: forwards are a third of a step.
 static double validation_steps(const Fit *f) {
   const TrainConfig *t = &f->config.train;
-  return f->validates ? (double)t->eval_batches / 3 / (double)t->gradient_accumulation : 0;
+  return *f->config.data.val ? (double)t->eval_batches / 3 / (double)t->gradient_accumulation : 0;
 }
 
 // Seconds of a run of so many steps: start, steps, validations, the last save.
@@ -258,10 +261,15 @@ static int best_width(const Fit *f, double flops_per_second) {
 // Measures, and sets what the time allows at the measured speed.
 static int measure(Fit *f, int width, double *flops_per_second, Error *err) {
   const double seconds = fmin(most_measured_seconds, f->seconds / 8);
-  if (bench_steps(&f->config, seconds, &f->step_ms, err) != 0) return -1;
+  printf("measured   width %d: ", widths[width]); // a large one takes a while
+  fflush(stdout);
+  if (bench_steps(&f->config, seconds, &f->step_ms, err) != 0) {
+    printf("\n");
+    return -1;
+  }
   *flops_per_second = flops_per_step(&f->config) / (f->step_ms * 1e-3);
-  printf("measured   width %d: %.4g ms a step of %lld tokens, %s tokens/s\n", widths[width],
-         f->step_ms, (long long)tokens_per_step(&f->config),
+  printf("%.4g ms a step of %lld tokens, %s tokens/s\n", f->step_ms,
+         (long long)tokens_per_step(&f->config),
          count_text((double)tokens_per_step(&f->config) / f->step_ms * 1e3).text);
   fflush(stdout);
   return 0;
@@ -281,6 +289,9 @@ static int fill_time(Fit *f, int width, Error *err) {
   f->tokens_wanted = steps_in_time(f, (double)measured) * (double)measured;
   if (candidate(f, width, err) != 0) return -1;
   const int64_t each = tokens_per_step(&f->config);
+  if (each >= f->tokens)
+    return error_set(err, "the text is too short: a step has %lld tokens, and the text %lld",
+                     (long long)each, (long long)f->tokens);
   if (each != measured && measure(f, width, &ignored, err) != 0) return -1;
   f->each = step_tokens(f, window_of(f, widths[width]));
   for (int i = 0; i < 2; i++) { // the second time with the first's validations
@@ -321,13 +332,14 @@ static int search(Fit *f, Error *err) {
 
 // ---- The text and the machine
 
-// Whether DATA has a split to validate on: a folder of ./prepare may have one.
-static bool has_validation(const Fit *f) {
+// Tokens of DATA's split to validate on: a folder of ./prepare may have one. 0: none.
+static int64_t validation_tokens(const Fit *f) {
   Error ignored;
   const LoaderConfig config = {.pattern = f->data, .split = "val", .batch = 1, .seq = 16};
   Loader *val = path_is_directory(f->data) ? loader_open(&config, &ignored) : NULL;
+  const int64_t tokens = val ? val->epoch.tokens : 0;
   if (val) loader_close(val);
-  return val != NULL;
+  return tokens;
 }
 
 static int read_text(Fit *f, Error *err) {
@@ -343,10 +355,10 @@ static int read_text(Fit *f, Error *err) {
   }
   f->tokens = train->epoch.tokens;
   f->vocab = tokenizer ? tokenizer_facts(tokenizer)->vocab_size : c.model.vocab_size;
-  f->validates = has_validation(f);
+  f->val_tokens = validation_tokens(f);
   if (status == 0)
     printf("text       %s tokens of '%s', vocabulary %lld%s\n", count_text((double)f->tokens).text,
-           f->data, (long long)f->vocab, f->validates ? "" : ", nothing to validate on");
+           f->data, (long long)f->vocab, f->val_tokens > 0 ? "" : ", nothing to validate on");
   tokenizer_close(tokenizer);
   loader_close(train);
   return status;
@@ -374,11 +386,16 @@ static double read_count(const char *text) {
   return end > text && *end == '\0' && isfinite(value) && value > 0 ? value : 0;
 }
 
+// "mine.json", and no ".json", after which no run can be called.
+static bool is_config(const char *word) {
+  const size_t name = strlen(word) - strlen(ending);
+  return name_ends_with(word, ending) && name > 0 && word[name - 1] != '/';
+}
+
 static int read_words(Fit *f, int argc, char **argv, Error *err) {
   static const char words[] = "train --fit DATA minutes=N [params=P] [OUT.json]";
   for (int i = 0; i < argc; i++) {
     char *word = argv[i], *equals = strchr(word, '=');
-    const size_t length = strlen(word);
     if (strncmp(word, "minutes=", 8) == 0) {
       f->seconds = 60 * read_count(equals + 1);
       if (!(f->seconds > 0 && f->seconds <= 1e9))
@@ -391,7 +408,7 @@ static int read_words(Fit *f, int argc, char **argv, Error *err) {
       argv[f->override_count++] = word;
     } else if (!f->data) {
       f->data = word;
-    } else if (length > 5 && strcmp(word + length - 5, ".json") == 0 && !f->out) {
+    } else if (is_config(word) && !f->out) {
       f->out = word;
     } else {
       return error_set(err, "'%.60s' is one word too many: %s", word, words);
@@ -402,11 +419,13 @@ static int read_words(Fit *f, int argc, char **argv, Error *err) {
     return error_set(err, "%s missing: %s", f->data ? "minutes=N is" : "the token files are",
                      words);
   if (!f->out) f->out = "fit.json";
-  return path_exists(f->out) ? error_set(err,
-                                         "'%s' is there already: remove it, or name another "
-                                         "file at the end",
-                                         f->out)
-                             : 0;
+  if (path_exists(f->out))
+    return error_set(err, "'%s' is there already: remove it, or name another file at the end",
+                     f->out);
+  const PathText folder = path_parent(f->out);
+  return path_is_directory(folder.text)
+             ? 0
+             : error_set(err, "there is no folder '%s' for '%s'", folder.text, f->out);
 }
 
 static void print_choices(const Fit *f) {
@@ -430,7 +449,9 @@ static int write_config(const Fit *f, Error *err) {
   printf("time       about %s", time_text(run_seconds(f, (double)c->train.steps)).text);
   if (tokens > 0.99 * MOST_EPOCHS * (double)f->tokens)
     printf(": more text would use the rest of the %s", time_text(f->seconds).text);
-  printf("\n./train %s\n", f->out);
+  char *word = shell_word(f->out);
+  printf("\n./train %s\n", word);
+  free(word);
   return 0;
 }
 

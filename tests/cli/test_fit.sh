@@ -42,6 +42,15 @@ fit minutes=600
 check a_short_text_is_read_four_times "$(tail -n 3 "$folder/said")" grep -q '4 times the text$' "$folder/said"
 check and_that_is_less_than_the_time "$(tail -n 3 "$folder/said")" grep -q 'more text would use the rest of the 10 h 00 min$' "$folder/said"
 
+# ---- A text of 60 bytes has small steps, and too few tokens to validate on
+head -c 60 "$folder/text.txt" >"$folder/short.txt"
+must "$PREPARE" --out "$folder/short" "$folder/short.txt"
+"$TRAIN" --fit "$folder/short" minutes=0.05 "$folder/v1.2 b.json" >"$folder/said" 2>&1
+check the_run_is_called_as_the_file "$(grep output.dir "$folder/said")" grep -q '"dir": "runs/v1.2 b"' "$folder/v1.2 b.json"
+check the_command_can_be_copied "$(tail -n 1 "$folder/said")" grep -qxF "./train '$folder/v1.2 b.json'" "$folder/said"
+"$TRAIN" "$folder/v1.2 b.json" "output.dir=$folder/run-short" >"$folder/said" 2>&1
+check a_short_text_trains "$(tail -n 1 "$folder/said")" grep -q '^done' "$folder/said"
+
 # ---- What cannot be
 refuses nothing_is_overwritten "'$out' is there already" --fit "$folder/data" minutes=1 "$out"
 rm "$out"
@@ -52,7 +61,16 @@ refuses a_time_is_a_number "'minutes=soon' is no time" --fit "$folder/data" minu
 refuses parameters_are_a_number "'params=1X' is no number of parameters" --fit "$folder/data" minutes=1 params=1X "$out"
 refuses other_words_are_refused "'more' is one word too many" --fit "$folder/data" minutes=1 "$out" more
 refuses files_are_needed "no file matches" --fit "$folder/absent" minutes=1 "$out"
+refuses a_folder_is_needed_first "there is no folder '$folder/absent' for" --fit "$folder/data" minutes=1 "$folder/absent/x.json"
+refuses a_name_is_needed "'$folder/.json' is one word too many" --fit "$folder/data" minutes=1 "$folder/.json"
 may_print=1
 refuses a_key_that_is_none_is_refused 'did you mean train.steps?' --fit "$folder/data" minutes=1 "$out" train.step=5
 refuses a_moment_is_too_short 'is too short: one step takes' --fit "$folder/data" minutes=1e-7 "$out"
+refuses a_text_is_too_short_for_a_step 'is too short: a step has 8192 tokens, and the text ' --fit "$folder/short" minutes=1 \
+  "$out" train.batch_size=512
+began=${EPOCHREALTIME/[.,]/}
+refuses a_large_model_is_too_slow 'is too short: one step takes' --fit "$folder/data" minutes=0.001 params=10M "$out"
+took=$(((${EPOCHREALTIME/[.,]/} - began) / 1000))
+ms=$(sed -nE 's/^measured .*: (.*) ms a step.*/\1/p' "$folder/said")
+check that_is_known_after_less_than_six_steps "$ms ms a step, $took ms" awk "BEGIN { exit !($took < 5 * $ms) }"
 exit "$failed"
