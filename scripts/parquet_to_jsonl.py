@@ -4,7 +4,7 @@
 ./prepare has this script in its executable and calls it for files of Parquet.
 usage: scripts/parquet_to_jsonl.py [--field NAME | --chat | --all] FILE...
 
-  --field NAME   the column of the documents (text); a.b is b inside of a
+  --field NAME   the column of the documents (text); a.b is b inside of a, or named so
   --chat         the column messages: a conversation in each row
   --all          rows with all their columns
   --part K/N     for a caller that starts N of these, K = 0 to N - 1: of all batches of rows each
@@ -49,7 +49,7 @@ def text_line(column):
     start, end = "".join("{" + json.dumps(name) + ": " for name in names), "}" * len(names) + "\n"
 
     def line(row):
-        for name in names:
+        for name in [column] if column in row else names:
             row = row.get(name) if isinstance(row, dict) else None
         if row and not isinstance(row, str):
             raise Refused(f"the column '{column}' holds no text; --chat reads messages")

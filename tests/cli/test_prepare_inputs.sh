@@ -245,6 +245,7 @@ pq.write_table(rows(range(1, 301)), "many.parquet", row_group_size=7, compressio
 pq.write_table(rows(range(1, 301)), "one-group.parquet")
 pq.write_table(rows(range(1, 1)), "no-rows.parquet")
 pq.write_table(pa.table({"text": ["a", None, "", "b\u00e9\n\"\\"]}), "nulls.parquet")
+pq.write_table(pa.table({"meta.body": [f"b{i}" for i in range(1, 301)]}), "dotted.parquet")
 for part in range(3):
     pq.write_table(rows(range(1 + 100 * part, 101 + 100 * part)), f"part-{part}.parquet", row_group_size=33)
 # More than fits into pipes and batches, of all lengths.
@@ -269,6 +270,8 @@ runs --val-fraction 0 --out nulls nulls.parquet
 holds nulls_are_no_documents $'[a][b\303\251\n"\\]' nulls/train-00000.bin
 runs --field meta.body --val-fraction 0 --out nested many.parquet
 holds a_dotted_field_is_in_a_column "$(seq -s '' -f '[b%g]' 300)" nested/train-00000.bin
+runs --field meta.body --val-fraction 0 --out dotted dotted.parquet
+holds or_a_columns_own_name "$(seq -s '' -f '[b%g]' 300)" dotted/train-00000.bin
 "$python" "$script" long.parquet >long.jsonl
 runs --out long.lines long.jsonl && runs --out long.out long.parquet
 check long_documents_are_read "$(cat stdout)" diff -r long.lines long.out
