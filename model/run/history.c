@@ -135,6 +135,16 @@ static void keep(cJSON **kept, const char *line, size_t bytes) {
   *kept = cJSON_ParseWithLength(line, bytes);
 }
 
+// A run starts at this step: what an earlier start said of later ones is of no run any more.
+static void forget_after(History *h, int64_t step) {
+  forget_from(h, step + 1);
+  while (h->val_count > 0 && h->vals[h->val_count - 1].at.step > step) h->val_count--;
+  while (h->score_count > 0 && h->scores[h->score_count - 1].at.step > step)
+    free(h->scores[--h->score_count].task);
+  while (h->sample_count > 0 && h->samples[h->sample_count - 1].step > step)
+    free(h->samples[--h->sample_count].text);
+}
+
 // False where the line is none of a log. Spoils it.
 static bool add_line(History *h, char *line, size_t bytes) {
   JsonScan s = {.at = line, .end = line + bytes, .halves = true, .nuls = true};
@@ -148,7 +158,7 @@ static bool add_line(History *h, char *line, size_t bytes) {
   if (span_is(kind, "val")) add_val(h, n, m);
   if (span_is(kind, "score")) add_score(h, n, m);
   if (span_is(kind, "sample") && m[TEXT].string.text) add_sample(h, n, m[TEXT].string);
-  if (span_is(kind, "start")) keep(&h->start, line, bytes);
+  if (span_is(kind, "start")) forget_after(h, n), keep(&h->start, line, bytes);
   if (span_is(kind, "opened")) keep(&h->opened, line, bytes);
   if (span_is(kind, "start") || span_is(kind, "stop")) {
     free(h->reason);

@@ -35,7 +35,7 @@ typedef struct HistorySample {
   char *text; // owned
 } HistorySample;
 
-// Of a step that a resumed run repeated, what it said later.
+// Of a resumed run: from the step where it resumed, what it said later.
 typedef struct History {
   const char *path; // as it was named; the caller's
   char *name;       // without what all paths have in common

@@ -102,6 +102,18 @@ page torn/log.jsonl
 holds a_repeated_step_is_what_it_was_last 't["step"] == [*range(1, 52)] and t["loss"][49:] == [None, 9] and t["seconds"][50] == 5.1'
 holds a_torn_line_is_counted '(r["unreadable"], r["skipped"], r["reason"], r["name"]) == (1, 1, "", "torn")'
 
+# What a run said behind the checkpoint from which it resumed is gone.
+mkdir resumed
+{
+  cat runs/a/log.jsonl
+  echo '{"kind":"start","step":50,"steps":100}'
+  echo '{"kind":"train","step":51,"loss":9,"lr":1,"grad_norm":1,"ms":100,"tokens_per_s":10000,"mfu":0.5,"applied":true}'
+} >resumed/log.jsonl
+page resumed
+holds a_resumed_run_is_where_it_resumed '(t["step"][-1], t["loss"][-1], r["val"][-1]["step"], r["samples"], r["reason"]) == (51, 9, 50, [], "")'
+head -n -1 resumed/log.jsonl >start.jsonl && page start.jsonl
+holds also_before_its_first_step '(t["step"][-1], r["val"][-1]["step"]) == (50, 50)'
+
 # Many steps become pieces: each has the mean of its steps between the least and the greatest.
 log long 100000 0.001 50 5000
 page long
