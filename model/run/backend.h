@@ -34,10 +34,11 @@ bool plan_fits(const Config *config, const Hardware *hardware);
 
 // 0 unless the run does not fit into the host's memory: all of it on a CPU, else what is offloaded.
 // A GPU's is judged when its backend is open.
-int plan_check(const Config *config, const Spec *spec, Error *err);
+int plan_check(const Config *config, const Spec *spec, const Hardware *hardware, Error *err);
 // Appends to the message which keys would make the run fit into the memory that its spec names, on
-// the device and on the host: each alone, or where none does several together.
-void plan_advise(const Config *config, const Spec *spec, Error *err);
+// the device and on the host: each alone, or where none does several together. hardware: that the
+// spec was resolved on.
+void plan_advise(const Config *config, const Spec *spec, const Hardware *hardware, Error *err);
 
 // Milliseconds of an optimizer step by count: the work of its parts over the rates of the card's
 // data sheet, times what H100 and H200 were measured to take. host_bytes: of what is offloaded. NAN

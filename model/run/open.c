@@ -108,13 +108,13 @@ static int open_model(Run *run, Error *err) {
   if (!run->inputs.tokenizer) asked.context = 0;
   if (hardware_find(&hardware, c, err) != 0) return -1;
   const Spec spec = spec_resolve(c, asked, &hardware);
-  if (plan_check(c, &spec, err) != 0) return -1;
+  if (plan_check(c, &spec, &hardware, err) != 0) return -1;
   phase_end(&run->phases, "GPU");
   if (!(run->be = backend_open(c, &spec, &hardware, err))) return -1;
   note_backend(run);
   phases_join(&run->phases, &run->be->opening, "backend");
   if (llama_create(&run->llama, &c->model, run->be, err) != 0) {
-    plan_advise(c, &run->be->spec, err);
+    plan_advise(c, &run->be->spec, &hardware, err);
     return -1;
   }
   // A GPU's run has taken its part of the host's memory by now.

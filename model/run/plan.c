@@ -13,8 +13,8 @@
 // A search for changes that make a run fit.
 typedef struct Search {
   const Config *config;
-  const Spec *spec;         // of the run; NULL: each try is resolved anew on ...
-  const Hardware *hardware; // ... this
+  const Hardware *hardware; // each try is resolved anew on it
+  const Spec *spec;         // of the run, with what is free for it; NULL: the hardware's is free
   size_t more;              // bytes of the backend's workspace beyond the estimate
   Error *advice;            // gets what was found ...
   int named;                // ... so far
@@ -44,19 +44,22 @@ static int *value_of(Config *c, const Saving *saving) {
   return (int *)((char *)c + saving->offset);
 }
 
+// As a run of this configuration resolves it, loss chunks too, with the documents of s->spec.
+static Spec resolve(const Search *s, const Config *c) {
+  Spec spec = s->spec ? *s->spec : run_spec(c);
+  spec.batch = c->train.batch_size;
+  spec.loss_chunks = c->train.loss_chunks;
+  spec.recompute = c->train.recompute;
+  spec.recompute_layers = c->train.recompute_layers;
+  spec = spec_resolve(c, spec, s->hardware);
+  if (s->spec) spec.memory_bytes = s->spec->memory_bytes, spec.host_bytes = s->spec->host_bytes;
+  return spec;
+}
+
 // The bytes that it lacks, on either side; 0: it fits.
 static size_t lacking(const Search *s, const Config *c) {
-  Spec spec;
+  const Spec spec = resolve(s, c);
   MemoryPlan plan;
-  if (s->hardware) {
-    spec = spec_resolve(c, run_spec(c), s->hardware);
-  } else {
-    spec = *s->spec;
-    spec.batch = c->train.batch_size;
-    spec.recompute = c->train.recompute;
-    spec.recompute_layers = c->train.recompute_layers;
-    spec = spec_again(c, spec);
-  }
   memory_plan(&plan, &c->model, &spec);
   const size_t needed = plan.total_bytes + s->more;
   return (needed > spec.memory_bytes ? needed - spec.memory_bytes : 0) +
@@ -195,10 +198,10 @@ static bool advise_together(const Search *s, int64_t batch) {
   return true;
 }
 
-void plan_advise(const Config *c, const Spec *spec, Error *err) {
-  const size_t estimate = spec_again(c, *spec).workspace_bytes, there = spec->workspace_bytes;
-  Search s = {
-      .config = c, .spec = spec, .more = there > estimate ? there - estimate : 0, .advice = err};
+void plan_advise(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
+  Search s = {.config = c, .hardware = h, .spec = spec, .advice = err};
+  const size_t estimate = resolve(&s, c).workspace_bytes, there = spec->workspace_bytes;
+  if (there > estimate) s.more = there - estimate;
   if (fits(&s, c)) return; // it was refused for another reason
   advise_layers(&s);
   advise_savings(&s);
@@ -208,14 +211,14 @@ void plan_advise(const Config *c, const Spec *spec, Error *err) {
                     "train.sequence_length or more train.loss_chunks");
 }
 
-int plan_check(const Config *c, const Spec *spec, Error *err) {
+int plan_check(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
   MemoryPlan plan;
   memory_plan(&plan, &c->model, spec);
   int status = memory_check_host(&plan, spec, err);
   if (!runs_on_gpu(spec) && plan.total_bytes > spec->memory_bytes)
     status = error_set(err, "not enough memory: the run needs %s and this cpu has %s free",
                        size_text(plan.total_bytes).text, size_text(spec->memory_bytes).text);
-  if (status != 0) plan_advise(c, spec, err);
+  if (status != 0) plan_advise(c, spec, h, err);
   return status;
 }
 
@@ -312,7 +315,7 @@ static bool print_device(const Config *c, const Spec *spec, const Hardware *h,
   Error ignored, advice = {""};
   const bool enough =
       plan->total_bytes <= spec->memory_bytes && memory_check_host(plan, spec, &ignored) == 0;
-  if (!enough) plan_advise(c, spec, &advice);
+  if (!enough) plan_advise(c, spec, h, &advice);
   printf("  %s%s has %s free", named ? "" : "this ",
          named    ? h->card.name
          : h->gpu ? "GPU"

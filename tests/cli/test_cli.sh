@@ -133,6 +133,11 @@ says plan_takes_a_memory_alone 'a GPU of 24 GB has 23.00 GiB free: the run fits'
 status=$?
 check a_run_that_does_not_fit_such_a_card_ends_with_1 "$(cat "$folder/said" "$folder/said.err")" \
   test $status.$(grep -c 'does not fit; it would fit with ' "$folder/said").$(grep -c 'a step takes' "$folder/said") = 1.1.0
+advice=$(sed -n 's/.*it would fit with //p' "$folder/said")
+while read -ra words; do
+  "$TRAIN" --plan $of gpu=8GB "${words[@]}" >"$folder/said" 2>&1 || unfit+="${words[*]}; "
+done <<<"${advice//, or with /$'\n'}"
+check a_run_that_is_advised_fits "of $advice not $unfit" test "${advice:+there}$unfit" = there
 refuses no_card_is_called_so "gpu is 'RTX 9999', but it must be a card such as" --plan $of 'gpu=RTX 9999'
 refuses a_card_without_fp8_is_named 'RTX 3090, 24 GB has no FP8; take backend.precision=bf16' --plan $of gpu=3090 \
   backend.precision=fp8

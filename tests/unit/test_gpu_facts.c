@@ -137,14 +137,15 @@ typedef struct Planned {
   Config config;
   Spec spec;
   MemoryPlan plan;
+  Hardware card;
 } Planned;
 
 static Planned plan_of(const char *path, int count, char *const *overrides) {
   Error err = {""};
   Planned p;
   must(config_load(&p.config, path, count, overrides, &err), &err);
-  const Hardware card = card_of((size_t)80 << 30);
-  p.spec = spec_resolve(&p.config, run_spec(&p.config), &card);
+  p.card = card_of((size_t)80 << 30);
+  p.spec = spec_resolve(&p.config, run_spec(&p.config), &p.card);
   memory_plan(&p.plan, &p.config.model, &p.spec);
   return p;
 }
@@ -450,7 +451,7 @@ static void check_advice(const char *path, Room room, int count, char *const *ov
   Planned p = plan_of(path, count, overrides);
   p.spec.memory_bytes = room.device << 30;
   p.spec.host_bytes = room.host << 30;
-  plan_advise(&p.config, &p.spec, &err);
+  plan_advise(&p.config, &p.spec, &p.card, &err);
   print_message("# %zu and %zu GiB%s\n", room.device, room.host, err.text);
   assert_string_equal(err.text, expected);
 }
@@ -499,13 +500,13 @@ TEST(a_host_without_the_memory_is_said_in_one_sentence) {
 TEST(the_host_is_asked_before_a_gpu_is_opened) {
   char *overrides[] = {"backend.offload=masters", "model.num_hidden_layers=4000"};
   Planned p = plan_of("configs/70b-width.json", 2, overrides);
-  expect_error(plan_check(&p.config, &p.spec, &err), &err,
+  expect_error(plan_check(&p.config, &p.spec, &p.card, &err), &err,
                "not enough memory on the host: backend.offload needs ");
   assert_non_null(strstr(err.text, "; not even one sequence would fit"));
   assert_null(strchr(err.text, '\n'));
   p = plan_of("configs/llama-15m.json", 1, overrides);
   p.spec.host_bytes = memory_available();
-  must(plan_check(&p.config, &p.spec, &err), &err);
+  must(plan_check(&p.config, &p.spec, &p.card, &err), &err);
   p = plan_of("configs/70b-width.json", 0, NULL);
-  must(plan_check(&p.config, &p.spec, &err), &err);
+  must(plan_check(&p.config, &p.spec, &p.card, &err), &err);
 }
