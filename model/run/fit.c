@@ -404,6 +404,11 @@ static int read_words(Fit *f, int argc, char **argv, Error *err) {
       f->params = read_count(equals + 1);
       if (f->params == 0)
         return error_set(err, "'%.60s' is no number of parameters, such as params=15M", word);
+    } else if (strncmp(word, "model=", 6) == 0) {
+      return error_set(err,
+                       "--fit chooses the model, so '%.60s' has no place here: "
+                       "./train configs/continue.json %.60s trains that one",
+                       word, word);
     } else if (equals) {
       argv[f->override_count++] = word;
     } else if (!f->data) {

@@ -60,6 +60,7 @@ refuses no_time_is_none "'minutes=0' is no time" --fit "$folder/data" minutes=0 
 refuses a_time_is_a_number "'minutes=soon' is no time" --fit "$folder/data" minutes=soon "$out"
 refuses parameters_are_a_number "'params=1X' is no number of parameters" --fit "$folder/data" minutes=1 params=1X "$out"
 refuses other_words_are_refused "'more' is one word too many" --fit "$folder/data" minutes=1 "$out" more
+refuses a_model_is_chosen_and_not_named "--fit chooses the model, so 'model=a' has no place here" --fit "$folder/data" minutes=1 "$out" model=a
 refuses files_are_needed "no file matches" --fit "$folder/absent" minutes=1 "$out"
 refuses a_folder_is_needed_first "there is no folder '$folder/absent' for" --fit "$folder/data" minutes=1 "$folder/absent/x.json"
 refuses a_name_is_needed "'$folder/.json' is one word too many" --fit "$folder/data" minutes=1 "$folder/.json"
