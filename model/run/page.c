@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <math.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/minmax.h"
+#include "base/os.h"
 #include "model/run/commands.h"
 #include "model/run/history.h"
 #include "model/run/run.h"
@@ -268,12 +270,14 @@ static bool is_for_loopback(const char *request) {
          (length == 9 && strncasecmp(host, "localhost", 9) == 0);
 }
 
-// The head of a request, in text[room], NUL-terminated: empty where none comes in a second.
+// The head of a request, in text[room], NUL-terminated: what comes in a second.
 static void read_request(int from, char *text, size_t room) {
   size_t used = 0;
   struct pollfd ready = {.fd = from, .events = POLLIN};
+  const double end = now_ms() + 1000;
   text[0] = '\0';
-  while (used + 1 < room && !strstr(text, "\r\n\r\n") && poll(&ready, 1, 1000) > 0) {
+  while (used + 1 < room && !strstr(text, "\r\n\r\n") &&
+         poll(&ready, 1, (int)fmax(0, end - now_ms())) > 0) {
     const ssize_t n = recv(from, text + used, room - 1 - used, 0);
     if (n <= 0) break;
     used += (size_t)n;
@@ -314,6 +318,9 @@ static int serve(int count, char *const *runs, int port, Error *err) {
                                    .sin_port = htons((uint16_t)port),
                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   if (listener >= 0) setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+#ifdef TCP_DEFER_ACCEPT // browsers open connections that they do not use yet
+  if (listener >= 0) setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &yes, sizeof yes);
+#endif
   if (listener < 0 || bind(listener, (const struct sockaddr *)&here, sizeof here) != 0 ||
       listen(listener, 16) != 0) {
     error_set(err, "cannot serve on 127.0.0.1:%d: %s", port, strerror(errno));

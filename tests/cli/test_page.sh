@@ -149,6 +149,10 @@ if command -v curl >/dev/null; then
   check it_has_no_other_paths "$(get $url/live/log.jsonl)" test "$(get $url/live/log.jsonl)$(get $url/../etc/passwd)" = 404404
   check nor_other_methods "$(get -X POST $url/data)" test "$(get -X POST $url/data)" = 404
   check it_answers_no_other_name "$(get -H 'Host: elsewhere.example' $url/data)" test "$(get -H 'Host: elsewhere.example' $url/data)" = 403
+  for i in 1 2 3 4 5 6; do exec {idle[i]}<>/dev/tcp/127.0.0.1/$port; done # as a browser has them
+  code=$(curl -s --max-time 4 -o /dev/null -w '%{http_code}' $url/)
+  check it_waits_for_no_idle_connection "$code" test "$code" = 200
+  for i in 1 2 3 4 5 6; do exec {idle[i]}>&-; done
   mv live gone
   check a_run_that_is_gone_is_said "$(get $url/data)" test "$(get $url/data | grep -c "cannot open 'live'.*500$")" = 1
   mv gone live
