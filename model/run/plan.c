@@ -280,6 +280,9 @@ static int find_hardware(Hardware *h, bool *named, const Config *c, const char *
   h->memory_bytes = h->card.free_bytes;
   if (c->backend.precision == PRECISION_FP8 && h->card.sm_count > 0 && !gpu_has_fp8(&h->card))
     return error_set(err, "%s has no FP8; take backend.precision=bf16", h->card.name);
+  if (c->backend.kernels == KERNELS_FUSED && c->backend.mainloop == MAINLOOP_WGMMA &&
+      h->card.sm_count > 0 && h->card.mainloop != MAINLOOP_WGMMA)
+    return error_set(err, "%s has no wgmma; take backend.mainloop=auto", h->card.name);
   return 0;
 }
 

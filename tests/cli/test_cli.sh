@@ -141,6 +141,8 @@ check a_run_that_is_advised_fits "of $advice not $unfit" test "${advice:+there}$
 refuses no_card_is_called_so "gpu is 'RTX 9999', but it must be a card such as" --plan $of 'gpu=RTX 9999'
 refuses a_card_without_fp8_is_named 'RTX 3090, 24 GB has no FP8; take backend.precision=bf16' --plan $of gpu=3090 \
   backend.precision=fp8
+refuses a_card_without_wgmma_is_named 'RTX 4090, 24 GB has no wgmma; take backend.mainloop=auto' --plan $of gpu=4090 \
+  backend.kernels=fused backend.mainloop=wgmma
 refuses a_card_for_a_cpu_is_refused 'but backend.device is "cpu"' --plan $of gpu=3090 backend.device=cpu
 says plan_shows_the_memory '  total' --plan "$config"
 says plan_needs_no_data_and_takes_overrides '"num_hidden_layers": 3' --plan "$config" model.num_hidden_layers=3 \
