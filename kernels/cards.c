@@ -16,10 +16,11 @@ typedef struct Card {
 } Card;
 
 // GeForce cards add up in fp32 at half the rate of fp16, and that half is theirs here. Laptops'
-// chips and weaker editions have names of their own, and so no row.
+// chips and weaker editions have names of their own, and so no row. Of rows that the same words name
+// the first is meant.
 static const Card cards[] = {
-    {"A100-SXM4-40GB", 80, 108, 312, 0, 40, 1555},
     {"A100-SXM4-80GB", 80, 108, 312, 0, 80, 2039},
+    {"A100-SXM4-40GB", 80, 108, 312, 0, 40, 1555},
     {"A100-PCIE-40GB", 80, 108, 312, 0, 40, 1555},
     {"A100 80GB PCIe", 80, 108, 312, 0, 80, 1935},
     {"A10", 86, 72, 125, 0, 24, 600},
@@ -103,13 +104,6 @@ static bool has_word(const char *text, const char *word, size_t length) {
   return false;
 }
 
-static int count_words(const char *text) {
-  const char *word;
-  int count = 0;
-  while (next_word(&text, &word) > 0) count++;
-  return count;
-}
-
 // Of "12GB" 12; 0: it is no memory alone.
 static int memory_alone(const char *text) {
   char *end;
@@ -127,13 +121,13 @@ static bool is_named(const Card *c, const char *text) {
   return true;
 }
 
-// The row whose name has the fewest other words, the first of several. NULL: none.
+// The first row that has the words. NULL: none, or there are no words.
 static const Card *find_card(const char *text) {
-  const Card *found = NULL;
-  if (count_words(text) == 0) return NULL;
+  const char *rest = text, *word;
+  if (next_word(&rest, &word) == 0) return NULL;
   for (const Card *c = cards; c < cards + CARDS; c++)
-    if (is_named(c, text) && (!found || count_words(c->name) < count_words(found->name))) found = c;
-  return found;
+    if (is_named(c, text)) return c;
+  return NULL;
 }
 
 // "RTX 3060 12 GB" becomes "RTX 3060 12GB", as names have it. Cut where it is too long for a name.

@@ -111,7 +111,9 @@ TEST(a_card_is_found_by_the_words_of_its_name) {
   check_named("NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5090, 32 GB", 12, 0, 32);
   check_named("A100 80GB", "NVIDIA A100-SXM4-80GB, 80 GB", 8, 0, 80);
   check_named("pcie a100 80gb", "NVIDIA A100 80GB PCIe, 80 GB", 8, 0, 80);
-  check_named("H100", "NVIDIA H100 PCIe, 80 GB", 9, 0, 80);
+  check_named("H100", "NVIDIA H100 80GB HBM3, 80 GB", 9, 0, 80);
+  check_named("H100 PCIe", "NVIDIA H100 PCIe, 80 GB", 9, 0, 80);
+  check_named("A100", "NVIDIA A100-SXM4-80GB, 80 GB", 8, 0, 80);
   check_named("H200", "NVIDIA H200, 140 GB", 9, 0, 140);
 }
 
