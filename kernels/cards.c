@@ -16,8 +16,8 @@ typedef struct Card {
 } Card;
 
 // GeForce cards add up in fp32 at half the rate of fp16, and that half is theirs here. Laptops'
-// chips and weaker editions have names of their own, and so no row. Of rows that the same words name
-// the first is meant.
+// chips and weaker editions have names of their own, and so no row. Of rows that the same words
+// name the first is meant.
 static const Card cards[] = {
     {"A100-SXM4-80GB", 80, 108, 312, 0, 80, 2039},
     {"A100-SXM4-40GB", 80, 108, 312, 0, 40, 1555},
