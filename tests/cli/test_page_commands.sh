@@ -13,7 +13,7 @@ brought='
 configs/FINETUNE.md   | models/Llama-3.2-1B talks.jsonl | a model from Hugging Face, conversations
 configs/README.md     | models/Llama-3.2-1B FOLDER my_texts tinyshakespeare.txt | models and texts from elsewhere
 data/README.md        | my_texts more.txt.gz more.jsonl talks.jsonl big.txt.xz web/a.parquet | the texts of a reader
-data/README.md        | llama-3.2-1b run | models of a reader
+data/README.md        | llama-3.2-1b run runs/llama-1m | models of a reader
 scripts/README.md     | runs/a runs/b | two runs of a reader
 scripts/CONTAINERS.md | data/mine | a dataset of a reader
 scripts/ELSEWHERE.md  | runs/mine data/mine models/more | a run, its dataset, and what two GPUs made of it
