@@ -54,10 +54,10 @@ typedef int (*FolderRead)(void *context, const char *folder, const FileSums *sum
 // Calls `read` with the folder that `named` stands for, once its small files were compared with its
 // checksums.json; whole: run.json and state.json, too. A folder with weights stands for itself, and
 // so does one without checkpoints. A folder that does not serve is an error.
-// A run stands for the first of its checkpoints that serves, in the order of run_checkpoints. A line
-// on standard error names each that was passed over, and why; none left is an error. If a training
-// run removes or replaces the folder meanwhile, it is looked for again: `read` may be called more
-// than once.
+// A run stands for the first of its checkpoints that serves, in the order of run_checkpoints. A
+// line on standard error names each that was passed over, and why; none left is an error. If a
+// training run removes or replaces the folder meanwhile, it is looked for again: `read` may be
+// called more than once.
 int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err);
 // The same of a run's folder. 1 where it has no checkpoint, or is not there.
 int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *context, Error *err);

@@ -41,7 +41,7 @@ int plan_check(const Config *config, const Spec *spec, const Hardware *hardware,
 void plan_advise(const Config *config, const Spec *spec, const Hardware *hardware, Error *err);
 
 // Milliseconds of an optimizer step by count: the work of its parts over the rates of the card's
-// data sheet, times what H100 and H200 were measured to take. host_bytes: of what is offloaded. NAN
+// data sheet, times what an H200 was measured to take. host_bytes: of what is offloaded. NAN
 // where the rates are not known.
 double step_estimate_ms(const Config *config, const Spec *spec, const Gpu *gpu, size_t host_bytes);
 

@@ -7,7 +7,7 @@
 #include "model/run/backend.h"
 
 // What a step's parts cost, fitted on one H200 to steps of 15M, 110M, 350M and 1B (d223b7fb: bf16
-// 8.2, 47.0, 154.7 and 468.5 ms, FP8 7.75, 34.2, 112 and 313), which they give to within 3.5 %.
+// 8.2, 47.0, 154.7 and 468.5 ms, FP8 7.75, 34.2, 112 and 313), which they give to within 3 %.
 // Cards before and after Hopper multiply far fewer numbers for each byte, so their products come
 // nearer to the data sheet: for them it is an assumption.
 typedef struct Costs {
