@@ -46,7 +46,7 @@ static const char usage[] =
     "  --limit N (all; questions of each file)  --json (with every question's sums)\n"
     "  TASK=FILE: hellaswag piqa arc_easy arc_challenge openbookqa winogrande lambada_openai\n"
     "  blimp mmlu boolq sciq; mmlu=FILE,EXAMPLES for 5 shots; core=FOLDER, CORE's bundle; or a\n"
-    "  folder whose files begin with tasks' names. FILE: one, a folder or pattern; jsonl, Parquet.\n"
+    "  folder whose files begin with tasks' names. FILE: jsonl or Parquet, a folder or a pattern.\n"
     "Options of --bench, which needs no data:\n"
     "  --op NAME (one operation alone)  --seconds S (8; with --op: 3)\n"
     "--plan takes gpu=\"RTX 3060\", or a memory as gpu=12GB, for a card that is not here.\n"
