@@ -21,12 +21,13 @@ LIBS := -Wl,--as-needed -ldnnl $(or $(shell pkg-config --libs $(PACKAGES) 2>/dev
   -lcjson -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
 
 # Every flavour has its own folder: what users run; ASan and UBSan; the CPU backend in fp64, for
-# gradient checks; clang's libFuzzer.
+# gradient checks; clang's libFuzzer; a library that other programs load.
 SANITIZERS := address,undefined -fno-sanitize-recover=all
 build/release/%: FLAGS = $(CFLAGS)
 build/asan/%: FLAGS = -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)
 build/double/%: FLAGS = -O2 -g -DREAL_IS_DOUBLE
 build/fuzz/%: FLAGS = -O1 -g -Wno-pass-failed -fsanitize=fuzzer-no-link,$(SANITIZERS)
+build/shared/%: FLAGS = $(CFLAGS) -fPIC
 build/fuzz/%: override CC = $(FUZZ_CC)
 
 # What is special to one target stands in its EXTRA_FLAGS and EXTRA_LIBS, in the two other files.
@@ -42,7 +43,7 @@ define compile
 mkdir -p $(@D) && $($1) $< -o $@
 $(keep)
 endef
-FLAVOURS := release asan double fuzz
+FLAVOURS := release asan double fuzz shared
 $(foreach f,$(FLAVOURS),$(eval build/$f/%.o: %.c $$$$(call changed,HOST); $$(call compile,HOST)))
 # Files that are in objects (base/embed.h).
 $(FLAVOURS:%=build/%/data/prepare/parquet.o): scripts/parquet_to_jsonl.py

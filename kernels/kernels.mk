@@ -14,6 +14,13 @@ build/%/train: build/%/train.o build/%/$$(or $$(BACKENDS),coda.a) $$(call change
 	$(call keep,BACKENDS)
 build/%/prepare: build/%/data/prepare/prepare.o build/%/coda.a; $(LINK)
 
+# Our operations and steps for scripts/peers/kernels.py, in PyTorch's process. Its calls stay inside
+# of the library: PyTorch has a CUDA runtime of its own.
+PEERS := build/shared/peers.so
+$(PEERS): build/shared/scripts/peers/kernels.o build/shared/$$(or $$(BACKENDS),coda.a)
+	$(LINK) $(if $(BACKENDS),$(CUDA_LIBS))
+$(PEERS): EXTRA_LIBS = -shared -Wl,-Bsymbolic
+
 # The same programs for `make dist`: their libraries are in the folder lib beside them, and so are
 # the libraries of these (RPATH, which RUNPATH is not).
 BESIDE := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
@@ -52,11 +59,14 @@ CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))
 CUDA_LIBS = $(CUDART) $(if $(filter $(DIST),$@),,-Wl,-rpath,$(dir $(CUDART))) \
   -lstdc++ -lrt -lpthread
 build/release/gpu.a: $(addprefix build/release/,$(LIBRARY:.c=.o)) $(CUDA_O); $(ARCHIVE)
-build/release/train build/dist/train: BACKENDS = gpu.a
+SHARED_O := $(addprefix build/shared/,$(LIBRARY:.c=.o) $(CUDA_C:.c=.o))
+build/shared/gpu.a: $(SHARED_O) $(CUDA_CU:%.cu=build/release/%.o); $(ARCHIVE)
+build/release/train build/dist/train $(PEERS): BACKENDS = gpu.a
 
 # CUDA's headers are not ours to warn about.
 CUDA_INCLUDE := $(dir $(CUBLASLT_H))
-$(CUDA_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
+$(CUDA_O) $(CUDA_C:%.c=build/shared/%.o) build/shared/scripts/peers/kernels.o: EXTRA_FLAGS = \
+  -isystem $(CUDA_INCLUDE)
 
 # For the GPU that is here, or for all that the backends serve. CUDA_ARCHS="80 90" chooses: machine
 # code for each, and PTX of the last without a letter, which other GPUs' drivers compile when they
@@ -70,7 +80,8 @@ override CUDA_ARCHS := $(patsubst 12%,120f,$(patsubst 90,90a,$(CUDA_ARCHS)))
 compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
   $(foreach a,$(lastword $(filter-out %a %f,$1)),-gencode arch=compute_$a,code=compute_$a)
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -MMD -MP \
+  -Xcompiler -Wall,-Wextra,-fPIC
 CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
   $(call gencode,$(CUDA_ARCHS)) -c
 build/release/%.o: %.cu $$(call changed,CUDA); $(call compile,CUDA)
