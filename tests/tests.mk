@@ -127,7 +127,7 @@ endif
 QUICK_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(EMULATED_KERNELS) $(STUBBED_TESTS)
 QUICK_SCRIPTS := $(filter-out $(SLOW_SCRIPTS),$(SCRIPT_TESTS))
 quick-programs: all $(LOADED) $(QUICK_TESTS)
-test-programs: quick-programs $(ASAN_TESTS) $(GPU_PROGRAMS) $(DIST)
+test-programs: quick-programs $(ASAN_TESTS) $(GPU_PROGRAMS) $(DIST) $(PEERS)
 asan-programs: build/asan/train build/asan/prepare $(LOADED) $(ASAN_TESTS)
 fuzz-programs: $(FUZZERS)
 gpu-programs: all $(LOADED) $(GPU_PROGRAMS)

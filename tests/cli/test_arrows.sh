@@ -37,6 +37,7 @@ model/run/checkpoint   | model model/config data data/batch.h data/mixture.h dat
 model/run              | model/run/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tasks data/tokenizer kernels base
 train.c                | model/run model/run/checkpoint model model/config data base
 train.c                | data/tokenizer
+scripts/peers          | model/run model kernels/cuda base
 '
 
 sources() { # every C and CUDA file below this folder, but for tests and what is built

@@ -55,10 +55,45 @@ kill -- -$! && wait $! 2>/dev/null # with all that it started
 [ -z "$real_python" ] || "$real_python" scripts/torch_llama.py >"$folder/said" 2>&1
 table the_peer_asks_for_what_it_needs '^torch_llama.py: (torch|numpy) is not installed|^torch_llama.py: it needs a peer and a config'
 
-# ---- Losses
+# ---- scripts/peers/kernels.sh. What was measured is drawn without torch.
+mkdir "$folder/measured"
+for who in ours torch; do
+  step=500
+  [ $who = torch ] || step=400
+  cat >"$folder/measured/model-1b-$who-bf16.json" <<END
+{"model": "1b", "who": "$who", "precision": "bf16", "batch": 4, "length": 8192, "failed": null, "card": "a GPU",
+ "passes_ms": [380, 390, 395], "step_ms": [$step, $step, $step],
+ "shares": {"GEMMs": 0.75, "attention": 0.125, "the rest": 0.125}}
+END
+done
+if [ -n "$real_python" ]; then
+  "$real_python" scripts/peers/kernels.py report "$folder/measured" >"$folder/said" 2>&1
+  table a_step_is_split '^[|] bf16 [|] ours [|] 390.0 [(]380.0 to 395.0[)] [|] 400.0 .*[|] 75.0 % [|] 12.5 % [|] 12.5 % [|]$'
+  drawn() { grep -q "<rect .* width=\"$1\" height=\"26\"" "$folder/measured/shares.svg"; }
+  check the_slowest_step_is_drawn_in_full "$(cat "$folder/measured/shares.svg")" drawn 390.0 # 0.75 of 520
+  check others_by_their_time "$(cat "$folder/measured/shares.svg")" drawn 312.0
+fi
+
+# ---- Losses, and results of single operations
 if ! { [ -n "$real_python" ] && "$real_python" -c 'import torch, numpy, safetensors' 2>/dev/null; }; then
   echo 'ok - pytorch_trains_as_we_do # SKIP torch, numpy or safetensors is not installed (pip install -r scripts/requirements.txt)'
   exit "$failed"
+fi
+# In fp32, of all values together: observed at most 4e-7 for ours and PyTorch's.
+agree_with_fp64() {
+  "$real_python" - "$folder/operations/width-tiny.json" <<'END'
+import json, sys
+patterns = json.load(open(sys.argv[1]))["patterns"]
+errors = [error for rivals in patterns.values() for name in ("ours", "unfused", "torch.compile")
+          for error in rivals[name]["error"].values()]
+sys.exit(not (len(patterns) == 9 and len(errors) == 57 and max(errors) < 1e-6))
+END
+}
+if [ -e build/shared/peers.so ]; then
+  must "$real_python" scripts/peers/kernels.py width tiny "$folder/operations"
+  check operations_agree_with_fp64 "$(cat "$folder/operations/width-tiny.json")" agree_with_fp64
+else
+  echo 'ok - operations_agree_with_fp64 # SKIP make build/shared/peers.so was not called'
 fi
 prepare_data 400
 write_config "$folder/config.json"
