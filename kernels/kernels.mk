@@ -17,8 +17,10 @@ build/%/prepare: build/%/data/prepare/prepare.o build/%/coda.a; $(LINK)
 # Our operations and steps for scripts/peers/kernels.py, in PyTorch's process. Its calls stay inside
 # of the library: PyTorch has a CUDA runtime of its own.
 PEERS := build/shared/peers.so
-$(PEERS): build/shared/scripts/peers/kernels.o build/shared/$$(or $$(BACKENDS),coda.a)
+$(PEERS): build/shared/scripts/peers/kernels.o build/shared/$$(or $$(BACKENDS),coda.a) \
+  $$(call changed,BACKENDS)
 	$(LINK) $(if $(BACKENDS),$(CUDA_LIBS))
+	$(call keep,BACKENDS)
 $(PEERS): EXTRA_LIBS = -shared -Wl,-Bsymbolic
 
 # The same programs for `make dist`: their libraries are in the folder lib beside them, and so are

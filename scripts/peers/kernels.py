@@ -6,7 +6,7 @@ usage: kernels.py width NAME OUT                 1b 7b 70b, or tiny, which tries
                                                  (4 x 8192 tokens) or tiny
        kernels.py report OUT                     the tables of what is in the folder OUT, and OUT/shares.svg
 
-scripts/peers/kernels.sh calls it. OUT gets a JSON file of each run. Ours is build/shared/peers.so.
+scripts/peers/kernels.sh calls it. OUT/results.json gets what was measured. Ours is build/shared/peers.so.
 """
 import contextlib
 import ctypes
@@ -682,8 +682,14 @@ def card():
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
 
 
-def save(path, record):
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+def results_in(folder):
+    path = folder / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def save(folder, run, record):
+    results = {**results_in(folder), run: record}
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def best_attention():
@@ -713,7 +719,7 @@ def width_command(name, folder):
         except Exception as error:  # the other patterns are still measured
             result = {OURS: {"ms": [], "error": None, "failed": short(error)}}
         record["patterns"][title] = result
-        save(folder / f"width-{name}.json", record)
+        save(folder, name, record)
         said = ", ".join(f"{key} {statistics.median(one['ms']):.3f}" if one["ms"] else f"{key} failed: {one['failed']}"
                          for key, one in result.items())
         print(f"{name}: {title}: {said} ms ({time.perf_counter() - began:.0f} s)", flush=True)
@@ -729,9 +735,9 @@ def width_command(name, folder):
 
 # ---- The whole model
 
-# Config, keys, sequences, tokens
-MODELS = {"1b": ("configs/llama-3.2-1b.json", ["train.loss_chunks=0", "backend.device=cuda"], 4, 8192),
-          "tiny": ("configs/quickstart.json", ["backend.device=cpu"], 2, 64)}
+# Config, keys, sequences, their length, token ids
+MODELS = {"1b": ("configs/llama-3.2-1b.json", ["train.loss_chunks=0", "backend.device=cuda"], 4, 8192, 128256),
+          "tiny": ("configs/quickstart.json", ["backend.device=cpu"], 2, 64, 258)}
 KINDS = "GEMMs", "attention", "the rest"
 
 
@@ -748,6 +754,12 @@ class OurTraining:
         stream = self.lib.ours_stream(be)
         self.stream = torch.cuda.ExternalStream(stream) if stream else None
         self.what = self.lib.ours_description(be).decode()
+
+    def warm_up(self):
+        """The first steps calibrate FP8, and record."""
+        for _ in range(4):
+            self.step()
+        self.finish()
 
     def passes(self):
         self.lib.ours_passes(self.run, self.tokens)
@@ -772,6 +784,9 @@ class TheirTraining:
 
     def rows(self, *_):
         return self.rows_of
+
+    def warm_up(self):
+        """Nothing: the passes are timed before the moments take memory."""
 
     def passes(self):
         for optimizer in self.trainer.optimizers:
@@ -833,37 +848,35 @@ def profiled(training, steps, folder):
 
 
 def model_command(who, precision, name, folder):
-    config, keys, batch, length = MODELS[name]
+    config, keys, batch, length, ids = MODELS[name]
     keys = [str(ROOT / config), *keys, f"train.batch_size={batch}", f"train.sequence_length={length}", "data.val=",
             "data.train=none", "data.tokenizer=bytes", "optimizer.warmup_steps=0", "model.tie_word_embeddings=false"]
     gpu = name != "tiny"
     if gpu:
         keys.append(f"backend.precision={precision}")
-    path = folder / f"model-{name}-{who}-{precision}.json"
+    key = f"{name} {who} {precision}"
     record = {"model": name, "who": who, "precision": precision, "batch": batch, "length": length, "failed": None,
               "card": card()}
-    tokens = torch.randint(256, (2, batch, length), dtype=torch.int32, generator=torch.Generator().manual_seed(7))
+    tokens = torch.randint(ids, (2, batch, length), dtype=torch.int32, generator=torch.Generator().manual_seed(7))
     try:
         with best_attention():
             training = (OurTraining if who == "ours" else TheirTraining)(keys, tokens)
             record["what"] = training.what
-            for _ in range(4):
-                training.step()
-            record["loss"] = training.finish()
+            training.warm_up()
             for what, run in ("passes", training.passes), ("step", training.step):
                 one = Rival(who, run, None, training.stream)
                 block_ms(one, 2, gpu)
                 calls = max(1, math.ceil((20 * BLOCK_MS if gpu else 1) / block_ms(one, 1, gpu)))
                 one.ms = [block_ms(one, calls, gpu) for _ in range(ROUNDS)]
                 record[f"{what}_ms"] = sorted(one.ms)
-                save(path, record)
-            training.finish()
+                save(folder, key, record)
+            record["loss"] = training.finish()
             if gpu:
                 record["shares"], record["kernels"] = profiled(training, 3, folder)
     except (Exception, SystemExit) as error:  # theirs, of any kind
         record["failed"] = short(error)
         print(f"{who} {precision} failed: {record['failed']}", file=sys.stderr)
-    save(path, record)
+    save(folder, key, record)
     said = [f"{what} {statistics.median(record[f'{what}_ms']):.1f} ms" for what in ("passes", "step")
             if f"{what}_ms" in record]
     said += [f"{kind} {100 * share:.1f} %" for kind, share in record.get("shares", {}).items()]
@@ -931,6 +944,7 @@ def model_table(models):
                          if what in m else "-")
         cells += [f"{100 * m['shares'][kind]:.1f} %" if "shares" in m else "-" for kind in KINDS]
         print("| " + " | ".join(cells) + " |")
+    print(f"\n{COMPILE}'s weights and moments are bf16, ours fp32.")
     for m in models:
         if m["failed"]:
             print(f"{name_of(m)}, {m['precision']}: {m['failed']}")
@@ -973,13 +987,10 @@ def draw(models, path):
 
 
 def report_command(folder):
-    def read(pattern, names):
-        paths = [folder / pattern.format(name) for name in names]
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-
-    widths = read("width-{}.json", WIDTHS)
-    models = read("model-{}.json", [f"{name}-{who}-{precision}" for name in MODELS for precision in ("bf16", "fp8")
-                                    for who in ("torch", "ours")])
+    results = results_in(folder)
+    widths = [results[name] for name in WIDTHS if name in results]
+    keys = [f"{name} {who} {precision}" for name in MODELS for precision in ("bf16", "fp8") for who in ("torch", "ours")]
+    models = [results[key] for key in keys if key in results]
     if widths:
         pattern_table(widths)
     if models:

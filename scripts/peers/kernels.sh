@@ -6,8 +6,8 @@
 #         bf16 fp8: steps of 1B, 4 x 8192 tokens, and what takes their time; FP8 needs torchao
 #         report: only the tables of what is in OUT
 #         Default: 1b 7b 70b bf16 fp8. A width takes two minutes, a precision two to three.
-# OUT gets a JSON file of each run, the tables in report.md, and the picture shares.svg. PYTHON
-# (python3) has torch. Cuts off what takes longer than LIMIT (300) seconds.
+# OUT gets results.json, the tables in report.md, and the picture shares.svg. PYTHON (python3) has
+# torch. Cuts off what takes longer than LIMIT (300) seconds.
 set -euo pipefail
 case ${1:-} in
 '' | -h | --help)
@@ -23,6 +23,9 @@ python=${PYTHON:-python3} limit=${LIMIT:-300} status=0
 if ! [ -x train ] || ! [ -e build/shared/peers.so ]; then make -s -j"$(nproc)" train build/shared/peers.so; fi
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1
+# ./train finds the cuDNN that PyTorch has, if the system has none.
+cudnn=$("$python" -c 'import nvidia.cudnn; print(nvidia.cudnn.__path__[0] + "/lib")' 2>/dev/null) || cudnn=''
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}${LD_LIBRARY_PATH:+:}$cudnn
 
 # A run that fails is said, and the next one follows.
 run() {

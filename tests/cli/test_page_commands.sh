@@ -33,6 +33,7 @@ lm_eval *                               | never                     | it downloa
 torchrun *                              | never                     | two GPUs, torch
 scripts/to_gguf.py *                    | never                     | a checkout of llama.cpp
 scripts/profile.sh *                    | never                     | a GPU, Nsight
+scripts/peers/kernels.sh *              | never                     | a GPU, torch
 *PEERS=*                                | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes
 ./train --page * --serve *              | never                     | it serves until Ctrl-C

@@ -57,15 +57,12 @@ table the_peer_asks_for_what_it_needs '^torch_llama.py: (torch|numpy) is not ins
 
 # ---- scripts/peers/kernels.sh. What was measured is drawn without torch.
 mkdir "$folder/measured"
-for who in ours torch; do
-  step=500
-  [ $who = torch ] || step=400
-  cat >"$folder/measured/model-1b-$who-bf16.json" <<END
-{"model": "1b", "who": "$who", "precision": "bf16", "batch": 4, "length": 8192, "failed": null, "card": "a GPU",
- "passes_ms": [380, 390, 395], "step_ms": [$step, $step, $step],
- "shares": {"GEMMs": 0.75, "attention": 0.125, "the rest": 0.125}}
-END
-done
+measured() { # WHO MS: of a step
+  printf '"1b %s bf16": {"model": "1b", "who": "%s", "precision": "bf16", "batch": 4, "length": 8192, "failed": null,
+  "card": "a GPU", "passes_ms": [380, 390, 395], "step_ms": [%d, %d, %d],
+  "shares": {"GEMMs": 0.75, "attention": 0.125, "the rest": 0.125}}' "$1" "$1" "$2" "$2" "$2"
+}
+echo "{$(measured ours 400), $(measured torch 500)}" >"$folder/measured/results.json"
 if [ -n "$real_python" ]; then
   "$real_python" scripts/peers/kernels.py report "$folder/measured" >"$folder/said" 2>&1
   table a_step_is_split '^[|] bf16 [|] ours [|] 390.0 [(]380.0 to 395.0[)] [|] 400.0 .*[|] 75.0 % [|] 12.5 % [|] 12.5 % [|]$'
@@ -81,9 +78,9 @@ if ! { [ -n "$real_python" ] && "$real_python" -c 'import torch, numpy, safetens
 fi
 # In fp32, of all values together: observed at most 4e-7 for ours and PyTorch's.
 agree_with_fp64() {
-  "$real_python" - "$folder/operations/width-tiny.json" <<'END'
+  "$real_python" - "$folder/operations/results.json" <<'END'
 import json, sys
-patterns = json.load(open(sys.argv[1]))["patterns"]
+patterns = json.load(open(sys.argv[1]))["tiny"]["patterns"]
 errors = [error for rivals in patterns.values() for name in ("ours", "unfused", "torch.compile")
           for error in rivals[name]["error"].values()]
 sys.exit(not (len(patterns) == 9 and len(errors) == 57 and max(errors) < 1e-6))
@@ -91,7 +88,7 @@ END
 }
 if [ -e build/shared/peers.so ]; then
   must "$real_python" scripts/peers/kernels.py width tiny "$folder/operations"
-  check operations_agree_with_fp64 "$(cat "$folder/operations/width-tiny.json")" agree_with_fp64
+  check operations_agree_with_fp64 "$(cat "$folder/operations/results.json")" agree_with_fp64
 else
   echo 'ok - operations_agree_with_fp64 # SKIP make build/shared/peers.so was not called'
 fi
