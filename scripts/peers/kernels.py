@@ -989,7 +989,8 @@ def draw(models, path):
 def report_command(folder):
     results = results_in(folder)
     widths = [results[name] for name in WIDTHS if name in results]
-    keys = [f"{name} {who} {precision}" for name in MODELS for precision in ("bf16", "fp8") for who in ("torch", "ours")]
+    keys = [f"{name} {who} {precision}" for name in MODELS for precision in ("bf16", "fp8")
+            for who in ("torch", "ours")]
     models = [results[key] for key in keys if key in results]
     if widths:
         pattern_table(widths)
