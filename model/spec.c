@@ -99,18 +99,20 @@ Spec spec_again(const Config *c, Spec s) {
   return s;
 }
 
-// The fewest loss chunks with which the run fits into 95 % of a GPU with this many bytes, without
-// its libraries. Where none fits, the fewest that keep the logits below a tenth of it: llama_create
-// then reports the missing memory.
+// The fewest loss chunks with which the run fits into a GPU with this many bytes, all but 5 % and
+// at least 1 GiB of them, which CUDA and a desktop take. Not what is free now: a resumed run must
+// choose as before. Where none fits, the fewest that keep the logits below a tenth of it:
+// llama_create then reports the missing memory.
 static int64_t choose_loss_chunks(const Config *c, Spec s, size_t memory) {
   const int64_t M = batch_rows(&s), least = s.fp8 ? FP8_GROUP : 1;
+  const double left = (double)memory - fmax(0.05 * (double)memory, 1 << 30);
   int64_t chunks = 1;
   for (int64_t next = 1; next <= 256 && M % (next * least) == 0; next *= 2) {
     MemoryPlan plan;
     s.loss_chunks = chunks = next;
     spec_estimate_gpu(&s);
     memory_plan(&plan, &c->model, &s);
-    if ((double)plan.total_bytes <= 0.95 * (double)memory) break;
+    if ((double)plan.total_bytes <= left) break;
     if ((double)(M / next * s.V) * 2 < 0.1 * (double)memory && next > 1) break;
   }
   return chunks;
