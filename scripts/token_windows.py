@@ -4,6 +4,8 @@ import glob
 import numpy
 import torch
 
+from rng import draw, stream_key
+
 HEADER_BYTES = 1024
 DTYPES = {20240520: numpy.uint16, 20240801: numpy.uint32}
 
@@ -17,28 +19,7 @@ def open_tokens(path):
     return numpy.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(int(header[2]),))
 
 
-# ---- Order: base/rng.h and data/source.c
-
-WORD = (1 << 64) - 1
-
-
-def mix(x):
-    x = (x + 0x9e3779b97f4a7c15) & WORD
-    x = ((x ^ x >> 30) * 0xbf58476d1ce4e5b9) & WORD
-    x = ((x ^ x >> 27) * 0x94d049bb133111eb) & WORD
-    return x ^ x >> 31
-
-
-def draw(key, index):
-    return mix(mix(key & WORD) ^ index)
-
-
-def stream_key(seed, name):
-    key = 0xcbf29ce484222325
-    for byte in name.encode():
-        key = ((key ^ byte) * 0x100000001b3) & WORD
-    return mix(seed) ^ key
-
+# ---- Order: data/source.c
 
 def permute(i, n, key):
     half = 1

@@ -84,6 +84,22 @@ static CellText estimate_text(Estimate e) {
   return cell;
 }
 
+// A task's name; of one of its several files with the file's, "blimp anaphor_number_agreement".
+static CellText name_text(const Scorer *s, const TaskResult *r) {
+  CellText cell;
+  TaskResult other;
+  int files = 0;
+  for (int i = 0; scorer_result(s, i, &other); i++)
+    files += other.path && strcmp(other.task, r->task) == 0;
+  const char *const slash = r->path ? strrchr(r->path, '/') : NULL, *const name =
+                                                                        slash ? slash + 1 : r->path;
+  if (r->path && files > 1)
+    snprintf(cell.text, sizeof cell.text, "%s %.*s", r->task, (int)strcspn(name, "."), name);
+  else
+    snprintf(cell.text, sizeof cell.text, "%s", r->task);
+  return cell;
+}
+
 static void print_table(const Scorer *s) {
   TaskResult r;
   bool norm = false, perplexity = false, centered = false;
@@ -98,7 +114,7 @@ static void print_table(const Scorer *s) {
   if (perplexity) spaces = print_cell(spaces, "perplexity");
   if (centered) print_cell(spaces, "centered");
   for (int i = 0; scorer_result(s, i, &r); i++) {
-    printf("\n%-34s %9lld", r.task, (long long)r.questions);
+    printf("\n%-34s %9lld", name_text(s, &r).text, (long long)r.questions);
     spaces = print_cell(2, estimate_text(r.acc).text);
     if (norm) spaces = print_cell(spaces, estimate_text(r.acc_norm).text);
     if (perplexity) spaces = print_cell(spaces, estimate_text(r.perplexity).text);

@@ -46,6 +46,27 @@ else
   echo "ok - parquet_is_scored_as_json_lines_are # SKIP pyarrow is not installed"
 fi
 
+mkdir "$folder/blimp"
+head -n 2 "$tasks/blimp.jsonl" >"$folder/blimp/an_agreement.jsonl"
+tail -n 1 "$tasks/blimp.jsonl" >"$folder/blimp/a_tie.jsonl"
+said=$("$TRAIN" --score "$run" "blimp=$folder/blimp" | cut -c1-34 | tr -s ' \n' ' ')
+check several_files_of_a_task_are_named "$said" \
+  test "$said" = 'task blimp a_tie blimp an_agreement blimp '
+
+# What held_out_tasks.py makes tasks of is what ./prepare keeps for validation.
+seq 300 | sed 's/.*/{"text": "Number & is a number. The number has a name of its own."}/' >"$folder/many.jsonl"
+must "$PREPARE" --val-fraction 0.1 --out "$folder/many" "$folder/many.jsonl"
+tokens=$((($(stat -c %s "$folder"/many/val-*.bin) - 1024) / 2))
+bytes=$(cd scripts && "${PYTHON:-python3}" -c 'import sys, held_out_tasks
+print(sum(len(text) + 2 for text in held_out_tasks.held_out(open(sys.argv[1]), 0.1, 0)))' "$folder/many.jsonl")
+check the_tasks_are_of_held_out_documents "$bytes bytes, $tokens tokens" \
+  test "$bytes" = "$tokens" -a "$tokens" -gt 1000
+must scripts/held_out_tasks.py "$folder/many.jsonl" "$folder/held-out" --val-fraction 0.1
+said=$("$TRAIN" --score "$run" "$folder/held-out" 2>&1 | cut -c1-34 | tr -s ' \n' ' ')
+check and_are_scored "$said" \
+  test "$said" = 'task blimp a_an blimp has_have blimp it_its blimp '
+
+
 refuses without_a_task_it_names_them 'tasks are hellaswag, piqa, arc_easy' --score "$run"
 refuses a_missing_file_is_named "there is no file '$folder/none.jsonl'" \
   --score "$run" "piqa=$folder/none.jsonl"
