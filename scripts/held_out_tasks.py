@@ -64,6 +64,7 @@ def passages_of(text):
 
 
 def write(path, questions):
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(question) + "\n" for question in questions)
 
@@ -85,7 +86,6 @@ def main():
                 rules.setdefault(rule, {})[sentence] = bad
     if reader.wait() != 0 or not documents:
         raise SystemExit(f"held_out_tasks.py: {options.text} cannot be read, or none is held out")
-    (options.out / "blimp").mkdir(parents=True, exist_ok=True)
     if passages:
         write(options.out / "lambada_openai.jsonl", ({"text": passage} for passage in passages))
     for rule, found in rules.items():

@@ -34,6 +34,7 @@ torchrun *                              | never                     | two GPUs, 
 scripts/to_gguf.py *                    | never                     | a checkout of llama.cpp
 scripts/profile.sh *                    | never                     | a GPU, Nsight
 scripts/peers/kernels.sh *              | never                     | a GPU, torch
+./train --score runs/real/run *         | never                     | the text that stands in has no sentences
 *PEERS=*                                | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes
 ./train --page * --serve *              | never                     | it serves until Ctrl-C
