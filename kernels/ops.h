@@ -53,7 +53,8 @@ typedef void QkvTokenOp(Backend *be, const int32_t *position, Operand x, RowStat
 typedef void AttentionDecodeOp(Backend *be, const int32_t *position, int64_t rows,
                                const act_t *cache, Operand o);
 // out = x + a W^T; sumsq of out as stored. Serves the attention output and the MLP's down
-// projection.
+// projection. A backend that only generates (Spec.context) may leave out the sumsq of a single row:
+// its operations of one row compute it from x.
 //   a [M, K] in, W [D, K] in, x [M, D] and its sumsq in, out [M, D] out (not x), sumsq out
 typedef void ResidualOp(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                         RowStat x_sumsq, Operand out, RowStat *sumsq);

@@ -15,7 +15,7 @@ struct Generator {
   int64_t written;    // tokens since the prompt
   int32_t newest;     // the last token of these: not fed yet
   char *block;        // backend memory of the activations and the cache
-  int32_t *history;   // [context] token ids in the cache, host
+  int32_t *history;   // [context + 1] token ids in the cache, host, and their number
   float *logits_host; // [V]
 };
 
@@ -28,7 +28,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
   own->spec = sampler_spec(&llama->spec, max_positions);
   own->acts = (Acts){.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof *own->acts.layers)};
   g->rows = own->spec.seq;
-  g->history = xcalloc((size_t)max_positions, sizeof *g->history);
+  g->history = xcalloc((size_t)max_positions + 1, sizeof *g->history);
   g->logits_host = xcalloc((size_t)c->vocab_size, sizeof *g->logits_host);
   const size_t bytes = acts_layout(&own->acts, c, &own->spec, NULL, NULL);
   g->block = be->services.alloc(be, bytes);
@@ -58,15 +58,16 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   Llama *llama = &g->llama;
   Backend *be = llama->be;
   Acts *acts = &llama->acts;
-  const int32_t position = (int32_t)g->length;
-  const bool alone = count == 1;
+  int32_t *const fed = g->history + g->length, position = (int32_t)g->length;
+  const bool alone = count == 1, room = count < g->rows; // for the position behind the tokens
   llama->first = g->length;
-  llama->position = acts->targets; // a generator has no other use for them
+  llama->position = room ? acts->tokens + count : acts->targets; // which a generator has no use for
   llama->spec.seq = llama->spec.loss_chunks = count;
   assert(g->length + count <= llama->spec.context);
-  memcpy(g->history + g->length, ids, (size_t)count * sizeof *ids);
-  be->services.write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
-  be->services.write(be, acts->targets, &position, sizeof position);
+  memcpy(fed, ids, (size_t)count * sizeof *ids);
+  fed[count] = position;
+  be->services.write(be, acts->tokens, fed, (size_t)(count + room) * sizeof *fed);
+  if (!room) be->services.write(be, acts->targets, &position, sizeof position);
   if (!alone || be->services.replay_begin(be, REPLAY_TOKEN)) {
     embed_forward(llama);
     for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);

@@ -37,7 +37,8 @@ static int make_workspace(Cuda *c, Error *err) {
   const size_t parts = (size_t)(DECODE_SPLITS * o->H * (o->d + 2)) * sizeof(float);
   if (!(c->state = cuda_take(c, sizeof *c->state, err)) ||
       !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)) ||
-      !(c->decode_parts = cuda_take(c, parts, err)))
+      !(c->decode_parts = cuda_take(c, parts, err)) ||
+      !(c->decode_done = cuda_take(c, (size_t)o->H * sizeof *c->decode_done, err)))
     return -1;
   return c->base.spec.train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
 }

@@ -146,6 +146,9 @@ template <int N> struct Bf16 {
     else
       return widen(raw);
   }
+  static __device__ __forceinline__ int column(int i) { // of value i
+    return i;
+  }
 };
 
 struct E4m3 {
@@ -163,6 +166,9 @@ struct E4m3 {
       p.v[2 * i + 1] = v.y;
     }
     return p;
+  }
+  static __device__ __forceinline__ int column(int i) { // undoes fp8_column_place
+    return i / 2 % 2 * 8 + i / 4 * 2 + i % 2;
   }
 };
 

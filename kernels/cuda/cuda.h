@@ -38,6 +38,7 @@ typedef struct Cuda {
   float *rope;              // [max_positions, d/2, 2] cosine and sine
   float *row_loss;          // [max_tokens]
   float *decode_parts;      // [DECODE_SPLITS, H, d + 2] of generation's attention
+  unsigned *decode_done;    // [H] 0 between calls of it
   void *embed_scratch;      // of the embedding's backward
   StepState *state;         // on the device
   Scaling *scalings;        // [scaling_count], on the device
@@ -109,12 +110,13 @@ int cuda_problems_of(const Cuda *c, Operation operation, GemmProblem problems[MO
 // `stride` apart (0: N)
 void cuda_forward(Cuda *c, int64_t M, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
                   act_t *out, int64_t stride);
-// The same of one row, as launch_gemv says.
-void cuda_gemv(Cuda *c, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
-               const int32_t *row, act_t *out);
 // True where a product runs as GEMV: one row, in a backend that does not train.
 static inline bool cuda_one_row(const Cuda *c, int64_t M) {
   return M == 1 && !c->base.spec.train;
+}
+// True for a token's row: the kernels that normalize it compute its sum of squares themselves.
+static inline bool cuda_token_row(const Cuda *c, int64_t M) {
+  return cuda_one_row(c, M) && c->base.spec.context > 0;
 }
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
@@ -142,6 +144,14 @@ EmbedOp cuda_embed;
 EmbedBackwardOp cuda_embed_backward;
 // Bytes of scratch of the embedding's backward.
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
+QkvTokenOp cuda_qkv_token;
+RowLogitsOp cuda_row_logits;
+// out = W a (+ add, or NULL), of one row. It and the others read W's FP8 copies where there are
+// some, and a in bf16.   a [K], W [N, K], add [N] in; out [N] out
+void cuda_gemv(Cuda *c, int64_t N, int64_t K, const act_t *a, Operand W, const act_t *add,
+               act_t *out);
+// GateUpOp of one row; z stays the plain product.
+void cuda_gate_up_row(Cuda *c, const act_t *x, Operand W, act_t *z, act_t *y);
 AttentionDecodeOp cuda_attention_decode;
 AttentionBranchesOp cuda_attention_branches;
 

@@ -1,79 +1,259 @@
 // Generation: products of one row, and attention of the last rows of one sequence.
+//
+// A token is a chain of small kernels that read the weights once. Their blocks start early, as soon
+// as those of the kernel before have started and leave room. They load their first weights, or keys
+// of earlier tokens, which nobody writes meanwhile, and then wait for that kernel's end. A block
+// may be older than what it reads then, and so may its first-level cache. So activations, whose
+// memory earlier layers used before, are read from the second-level cache; rows of the KV cache are
+// written once.
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
 
-// ---- A product of one row, for generation. Its only cost is reading the weights once. Launch: two
-// rows of W per warp, 8 warps per block. A lane reads every 32nd 16 bytes, and AHEAD loads of each
-// row are in flight before the first is used.
+// Lets blocks of the next kernel start, and waits until the kernels before this one have ended and
+// their writes are visible.
+static __device__ __forceinline__ void take_turn() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
-enum { GEMV_WARPS = 8, OUTPUTS = 2, AHEAD = 4 };
+// Launches a kernel that calls take_turn, early where the GPU can.
+template <class... P, class... A>
+static void launch_early(const Cuda *c, dim3 blocks, int threads, void (*kernel)(P...), A... args) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3((unsigned)threads);
+  config.stream = c->gpu.stream;
+  config.attrs = &early;
+  config.numAttrs = c->gpu.compiled_for >= 90;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
 
-// scaling_a, scaling_W: of copies, or NULL.
-template <class Format>
-static __global__ __launch_bounds__(GEMV_WARPS * 32) void gemv_kernel(
-    int64_t rows, int K, const typename Format::Element *__restrict__ a, const Scaling *scaling_a,
-    const typename Format::Element *__restrict__ W, const Scaling *scaling_W, const bf16_bits *add,
-    const int32_t *row, bf16_bits *out) {
+// ---- A product of one row. Its only cost is reading the weights once. Launch: a pair of rows of W
+// per warp, or a slice of their columns, so that most warps load all of theirs at once: a lane
+// every 32nd 16 bytes, AHEAD of each row. A pair is what RoPE rotates, or gate and up: a Finish
+// gets both sums.
+
+enum { GEMV_WARPS = 4, GEMV_THREADS = GEMV_WARPS * 32, PAIR = 2, AHEAD = 8 };
+enum { SLICE = 32 * AHEAD }; // accesses of a warp to a row
+
+// 16 bytes at such boundaries to shared memory, without registers.
+static __device__ __forceinline__ void copy_unit(uint4 *to, const bf16_bits *from) {
+#ifdef __CUDA_ARCH__
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+      "l"(from)
+      : "memory");
+#else
+  if ((uintptr_t)from % 16) __builtin_trap(); // as a GPU does
+  memcpy(to, from, 16);
+#endif
+}
+static __device__ __forceinline__ void copies_wait() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Of the `left` accesses to a row those of the lane; others stay.
+template <class Raw>
+static __device__ __forceinline__ void load_slice(Raw (&to)[AHEAD], const Raw *row, int left) {
+#pragma unroll
+  for (int j = 0; j < AHEAD; j++)
+    if (32 * j < left) to[j] = __ldcs(row + 32 * j);
+}
+
+template <int N> static __device__ __forceinline__ Pack<N> load_staged(const bf16_bits *from) {
+  constexpr int COUNT = N < 8 ? N : 8;
+  Pack<N> p;
+#pragma unroll
+  for (int i = 0; i < N; i += COUNT) {
+    const Pack<COUNT> part = load_pack<COUNT>(from + i);
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) p.v[i + j] = part.v[j];
+  }
+  return p;
+}
+
+// On a multiprocessor, without spills.
+template <class Format> constexpr int GEMV_BLOCKS = Format::WIDTH > 8 ? 4 : 5;
+
+// NORM: x is an RMSNorm's input, and r its row scale; else r is 1. 2^shift warps have a pair.
+// scaling: of W's copies, or NULL.
+template <class Format, bool NORM, class Finish>
+static __global__ __launch_bounds__(GEMV_THREADS, GEMV_BLOCKS<Format>) void gemv_kernel(
+    int64_t rows, int K, int shift, float eps, const bf16_bits *x,
+    const typename Format::Element *W, const Scaling *scaling, Finish finish) {
   using Raw = typename Format::Raw;
-  const int64_t n = ((int64_t)blockIdx.x * GEMV_WARPS + threadIdx.x / 32) * OUTPUTS;
-  const int lane = (int)threadIdx.x % 32, packs = K / Format::WIDTH;
-  if (n >= rows) return;
-  const int outputs = rows - n < OUTPUTS ? 1 : OUTPUTS;
-  const Raw *of_a = reinterpret_cast<const Raw *>(a), *of_W[OUTPUTS];
+  constexpr int N = Format::WIDTH;
+  __shared__ __align__(16) bf16_bits staged[GEMV_WARPS * SLICE * N];
+  __shared__ float of_warp[GEMV_WARPS][PAIR + 1];
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  const int span = SLICE << shift, slice = warp & ((1 << shift) - 1), mine = slice * SLICE + lane;
+  const int64_t n = ((int64_t)blockIdx.x * GEMV_WARPS + warp) >> shift << 1;
+  const Raw *of_W[PAIR];
+  Raw w[PAIR][AHEAD] = {};
 #pragma unroll
-  for (int i = 0; i < OUTPUTS; i++)
-    of_W[i] = reinterpret_cast<const Raw *>(W + (n + min(i, outputs - 1)) * K);
-  float sum[OUTPUTS] = {};
-  for (int k = lane; k < packs; k += 32 * AHEAD) {
-    Raw w[OUTPUTS][AHEAD], x[AHEAD];
+  for (int i = 0; i < PAIR; i++) {
+    of_W[i] = reinterpret_cast<const Raw *>(W + min(n + i, rows - 1) * K) + mine;
+    load_slice(w[i], of_W[i], K / N - mine);
+  }
+  decltype(finish.load(n)) loaded;
+  if (Finish::EARLY) loaded = finish.load(min(n, rows - 1));
+  take_turn();
+  if (!Finish::EARLY) loaded = finish.load(min(n, rows - 1));
+  float sum[PAIR + 1] = {};
+  for (int first = 0; first < K / N; first += span) {
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      const int at = min(k + 32 * j, packs - 1);
-      x[j] = of_a[at];
-#pragma unroll
-      for (int i = 0; i < OUTPUTS; i++) w[i][j] = __ldcs(of_W[i] + at);
+    for (int i = 0; i < PAIR && first > 0; i++)
+      load_slice(w[i], of_W[i] + first, K / N - mine - first);
+    if (first > 0) __syncthreads();
+    constexpr int UNIT = N < 8 ? 1 : 8; // columns: rows are whole units
+#pragma unroll 1                        // for registers
+    for (int i = (int)threadIdx.x * UNIT; i < span * N; i += GEMV_THREADS * UNIT) {
+      const int column = first * N + i;
+      uint4 *unit = reinterpret_cast<uint4 *>(staged + i);
+      if constexpr (UNIT == 1)
+        staged[i] = column < K ? __ldcg(x + column) : (bf16_bits)0;
+      else if (column < K)
+        copy_unit(unit, x + column);
+      else
+        *unit = {};
     }
+    copies_wait();
+    __syncthreads();
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-      if (k + 32 * j >= packs) break;
-      const auto p = Format::values(x[j]);
+      if (first + slice * SLICE + 32 * j >= K / N) break;
+      const Pack<N> p = load_staged<N>(staged + (mine + 32 * j) * N);
+      if (NORM) sum[PAIR] += square_sum(p);
 #pragma unroll
-      for (int i = 0; i < OUTPUTS; i++) {
-        const auto q = Format::values(w[i][j]);
+      for (int i = 0; i < PAIR; i++) {
+        const Pack<N> q = Format::values(w[i][j]);
 #pragma unroll
-        for (int e = 0; e < Format::WIDTH; e++) sum[i] += p.v[e] * q.v[e];
+        for (int e = 0; e < N; e++) sum[i] += p.v[Format::column(e)] * q.v[e];
       }
     }
   }
-  const float inverse = scaling_a ? scaling_a->inverse * scaling_W->inverse : 1;
-  if (row) out += *row * rows;
 #pragma unroll
-  for (int i = 0; i < OUTPUTS; i++) {
-    const float total = warp_sum(sum[i]) * inverse;
-    if (lane == 0 && i < outputs)
-      out[n + i] = bf16_from_float(total + (add ? bf16_to_float(add[n + i]) : 0.0f));
+  for (int i = 0; i < PAIR + NORM; i++) {
+    sum[i] = warp_sum(sum[i]);
+    of_warp[warp][i] = sum[i];
   }
+  if (shift > 0) __syncthreads();
+#pragma unroll
+  for (int i = 0; i < PAIR + NORM; i++)
+    for (int other = 1; other < 1 << shift && slice == 0; other++)
+      sum[i] += of_warp[warp + other][i];
+  if (lane > 0 || slice > 0 || n >= rows) return;
+  const float inverse = scaling ? scaling->inverse : 1, r = NORM ? rms_rstd(sum[PAIR], K, eps) : 1;
+  finish.store(n, sum[0] * inverse, sum[1] * inverse, r, loaded);
 }
 
-static unsigned gemv_blocks(int64_t N) {
-  return blocks_for(N, GEMV_WARPS * OUTPUTS);
+// The sums themselves (+ add, or NULL).
+struct Plain {
+  static constexpr bool EARLY = false; // what it loads, an earlier kernel writes
+  int64_t rows;
+  const bf16_bits *add;
+  bf16_bits *out;
+
+  __device__ float2 load(int64_t n) const {
+    if (!add) return {0, 0};
+    return {bf16_to_float(__ldcg(add + n)), n + 1 < rows ? bf16_to_float(__ldcg(add + n + 1)) : 0};
+  }
+  __device__ void store(int64_t n, float a, float b, float r, float2 before) const {
+    out[n] = bf16_from_float(r * a + before.x);
+    if (n + 1 < rows) out[n + 1] = bf16_from_float(r * b + before.y);
+  }
+};
+
+// Heads of q and k are rotated, in row *position of the cache.
+struct Rotated {
+  static constexpr bool EARLY = true;
+  int R, rotated, d; // (H + 2 KV) d, (H + KV) d
+  const int32_t *position;
+  const float *table; // [max_positions, d / 2, 2] cosine and sine
+  bf16_bits *cache;   // [.., R]
+
+  struct Loaded {
+    int64_t position;
+    float2 angle;
+  };
+  __device__ Loaded load(int64_t n) const {
+    const int64_t at = *position;
+    if (n >= rotated) return {at, {1, 0}};
+    return {at, *reinterpret_cast<const float2 *>(table + at * d + (int)n % d)};
+  }
+  __device__ void store(int64_t n, float a, float b, float r, Loaded at) const {
+    a *= r, b *= r;
+    rope_rotate(&a, &b, at.angle.x, at.angle.y);
+    *reinterpret_cast<uint32_t *>(cache + at.position * R + n) = bf16_two(a, b);
+  }
+};
+
+// y = silu(gate) up. z stays the plain product.
+struct Activated {
+  static constexpr bool EARLY = true;
+  int64_t F;
+  bf16_bits *z, *y; // [2F], [F]
+
+  __device__ int load(int64_t) const {
+    return 0;
+  }
+  __device__ void store(int64_t n, float gate, float up, float r, int) const {
+    *reinterpret_cast<uint32_t *>(z + n) = bf16_two(gate, up);
+    y[feature_of_pair(n / 2, F)] = bf16_from_float(swiglu(r * gate, r * up));
+  }
+};
+
+template <class Format, bool NORM, class Finish>
+static void launch_gemv(const Cuda *c, int64_t rows, int64_t K, const act_t *x, const void *W,
+                        const Scaling *scaling, Finish finish) {
+  const int64_t packs = K / Format::WIDTH;
+  const int shift = packs <= SLICE ? 0 : packs <= 2 * SLICE ? 1 : 2;
+  launch_early(c, blocks_for(rows << shift, GEMV_WARPS * PAIR), GEMV_THREADS,
+               gemv_kernel<Format, NORM, Finish>, rows, (int)K, shift,
+               (float)c->base.spec.rms_norm_eps, bits(x),
+               reinterpret_cast<const typename Format::Element *>(W), scaling, finish);
 }
 
-void launch_gemv(int64_t N, int64_t K, const act_t *a, const act_t *W, const act_t *add,
-                 const int32_t *row, act_t *out, cudaStream_t stream) {
-  by_width(K, [&](auto width, int) {
-    gemv_kernel<Bf16<decltype(width)::value>><<<gemv_blocks(N), GEMV_WARPS * 32, 0, stream>>>(
-        N, (int)K, bits(a), nullptr, bits(W), nullptr, bits(add), row, bits(out));
-  });
+template <bool NORM, class Finish>
+static void gemv(const Cuda *c, int64_t rows, int64_t K, const act_t *x, Operand W, Finish finish) {
+  if (W.by_row)
+    launch_gemv<E4m3, NORM>(c, rows, K, x, W.by_row, c->scalings + W.scaling, finish);
+  else
+    by_width(K, [&](auto width, int) {
+      launch_gemv<Bf16<decltype(width)::value>, NORM>(c, rows, K, x, W.data, nullptr, finish);
+    });
 }
 
-void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scaling_a, const fp8_t *W,
-                     const Scaling *scaling_W, const act_t *add, const int32_t *row, act_t *out,
-                     cudaStream_t stream) {
-  gemv_kernel<E4m3><<<gemv_blocks(N), GEMV_WARPS * 32, 0, stream>>>(
-      N, (int)K, reinterpret_cast<const uint8_t *>(a), scaling_a,
-      reinterpret_cast<const uint8_t *>(W), scaling_W, bits(add), row, bits(out));
-  LAUNCHED();
+void cuda_gemv(Cuda *c, int64_t N, int64_t K, const act_t *a, Operand W, const act_t *add,
+               act_t *out) {
+  gemv<false>(c, N, K, a, W, Plain{N, bits(add), bits(out)});
+}
+
+void cuda_gate_up_row(Cuda *c, const act_t *x, Operand W, act_t *z, act_t *y) {
+  const Spec *s = &c->base.spec;
+  gemv<true>(c, 2 * s->F, s->D, x, W, Activated{s->F, bits(z), bits(y)});
+}
+
+void cuda_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat, Operand W,
+                    act_t *cache) {
+  const Cuda *c = cuda_of(be);
+  const Spec *s = &c->base.spec;
+  const int64_t R = packed_width(s);
+  gemv<true>(c, R, s->D, x.data, W,
+             Rotated{(int)R, (int)(R - s->KV * s->d), (int)s->d, position, c->rope, bits(cache)});
+}
+
+void cuda_row_logits(Backend *be, Operand x, RowStat, Operand W, act_t *logits) {
+  const Cuda *c = cuda_of(be);
+  const Spec *s = &c->base.spec;
+  gemv<true>(c, s->V, s->D, x.data, W, Plain{s->V, nullptr, bits(logits)});
 }
 
 // ---- Attention of generation: the queries of one sequence's last rows attend to the whole cache.
@@ -81,7 +261,8 @@ void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scalin
 // Launch: a block has one row and up to HEADS query heads of a key/value head, and reads one of
 // `splits` parts of the keys. LANES neighbours share a key, 8 of its columns each (d <= 256, a
 // multiple of 8), so that it is read once for all of those heads, 16 bytes a lane. Softmaxes are
-// joined in a fixed order: lanes of a warp, warps of a block, and, by a second kernel, the parts.
+// joined in a fixed order: lanes of a warp, warps of a block, and, by the last block of these
+// heads, the parts.
 
 enum { WARPS = 8, HEADS = 4, PER_LANE = 8 };
 
@@ -105,6 +286,7 @@ struct DecodeArgs {
   const bf16_bits *qkv;    // [.., R]
   bf16_bits *o;            // [rows, H d]
   float *parts;            // [splits, H, d + 2] o, largest and sum, with more than one split
+  unsigned *done;          // [H] at their first head, blocks that have written parts; 0 afterwards
 };
 
 // The work of a thread. Slot and column differ between the threads of a block, the rest does not.
@@ -143,26 +325,32 @@ static __device__ __forceinline__ void load_queries(const DecodeArgs &s, const P
   }
 }
 
-// Joins to `a` the softmaxes of a thread's keys.
+// A thread's columns of a key and its value.
+struct Key {
+  uint4 k, v;
+};
+static __device__ __forceinline__ Key load_key(const DecodeArgs &s, const Place &p, int64_t t) {
+  const int64_t R = (int64_t)(s.H + 2 * s.KV) * s.d;
+  const bf16_bits *k = s.qkv + t * R + (int64_t)(s.H + p.group) * s.d + p.column;
+  if (t >= p.end || p.column >= s.d) return {};
+  return {*reinterpret_cast<const uint4 *>(k),
+          *reinterpret_cast<const uint4 *>(k + (int64_t)s.KV * s.d)};
+}
+
+// Joins to `a` the softmaxes of a thread's keys. next: the first of these.
 template <int LANES>
 static __device__ __forceinline__ void walk_keys(const DecodeArgs &s, const Place &p,
-                                                 const Pack<PER_LANE> (&of_q)[HEADS],
+                                                 const Pack<PER_LANE> (&of_q)[HEADS], Key next,
                                                  Softmax (&a)[HEADS]) {
-  const int64_t R = (int64_t)(s.H + 2 * s.KV) * s.d;
-  const bool inside = p.column < s.d;
-  const bf16_bits *k = s.qkv + (int64_t)(s.H + p.group) * s.d + p.column,
-                  *v = k + (int64_t)s.KV * s.d;
   const float scale = rsqrtf((float)s.d);
   // All lanes of a warp loop as long as any of them has a key.
   constexpr int SLOTS = WARPS * 32 / LANES;
   for (int64_t t = p.begin + p.slot; __any_sync(0xffffffffu, t < p.end); t += SLOTS) {
-    Pack<PER_LANE> key = {}, value = {};
-    if (inside && t < p.end) {
-      key = load_pack<PER_LANE>(k + t * R);
-      value = load_pack<PER_LANE>(v + t * R);
-    }
+    const Pack<PER_LANE> key = widen(next.k), value = widen(next.v);
+    next = load_key(s, p, t + SLOTS);
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
+      if (h >= p.heads) break;
       float score = 0;
 #pragma unroll
       for (int i = 0; i < PER_LANE; i++) score += of_q[h].v[i] * key.v[i];
@@ -172,14 +360,18 @@ static __device__ __forceinline__ void walk_keys(const DecodeArgs &s, const Plac
   }
 }
 
-// Joins the softmaxes of a warp's slots, then of the warps; the first slot's threads get the
-// result.
+static __device__ __forceinline__ Softmax empty() {
+  return {-1e30f, 0, {}};
+}
+
+// Joins the softmaxes of a warp's slots, then of the warps. Slot h gets head h's.
 template <int LANES>
-static __device__ __forceinline__ void join_block(const Place &p, Softmax (&a)[HEADS]) {
+static __device__ __forceinline__ Softmax join_block(const Place &p, Softmax (&a)[HEADS]) {
   __shared__ Softmax of_warp[WARPS][HEADS][LANES];
   const int lane = (int)threadIdx.x % LANES, warp = (int)threadIdx.x / 32;
 #pragma unroll
   for (int h = 0; h < HEADS; h++) {
+    if (h >= p.heads) break;
 #pragma unroll
     for (int to = LANES; to < 32; to *= 2) {
       Softmax other;
@@ -192,69 +384,100 @@ static __device__ __forceinline__ void join_block(const Place &p, Softmax (&a)[H
     if (threadIdx.x % 32 < LANES) of_warp[warp][h][lane] = a[h];
   }
   __syncthreads();
-  if (p.slot > 0) return;
+  Softmax joined = empty();
+  if (p.slot >= p.heads) return joined;
 #pragma unroll
-  for (int h = 0; h < HEADS; h++)
-    for (int w = 1; w < WARPS; w++) {
-      const Softmax &other = of_warp[w][h][lane];
-      softmax_join(a[h], other.largest, other.sum, other.o);
-    }
+  for (int w = 0; w < WARPS; w++)
+    joined.largest = fmaxf(joined.largest, of_warp[w][p.slot][lane].largest);
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) {
+    const Softmax &other = of_warp[w][p.slot][lane];
+    const float x = __expf(other.largest - joined.largest);
+    joined.sum += other.sum * x;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) joined.o[i] += other.o[i] * x;
+  }
+  return joined;
 }
 
-static __device__ __forceinline__ void empty(Softmax (&a)[HEADS]) {
-#pragma unroll
-  for (int h = 0; h < HEADS; h++) a[h] = {-1e30f, 0, {}};
-}
-
-// o of row p.row, by the threads that have columns of the whole softmax.
+// o of row p.row, by the slots that have a head.
 static __device__ __forceinline__ void store_row(const DecodeArgs &s, const Place &p,
-                                                 const Softmax (&a)[HEADS]) {
+                                                 const Softmax &a) {
+  if (p.slot >= p.heads || p.column >= s.d) return;
+  Pack<PER_LANE> o;
 #pragma unroll
-  for (int h = 0; h < HEADS; h++) {
-    if (h >= p.heads) break;
-    Pack<PER_LANE> o;
+  for (int i = 0; i < PER_LANE; i++) o.v[i] = a.o[i] / a.sum;
+  store_pack(s.o + (p.row * s.H + p.head + p.slot) * s.d + p.column, o);
+}
+static __device__ __forceinline__ void store_part(const DecodeArgs &s, const Place &p,
+                                                  const Softmax &a) {
+  if (p.slot >= p.heads || p.column >= s.d) return;
+  float *part = s.parts + ((int64_t)p.split * s.H + p.head + p.slot) * (s.d + 2);
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++) o.v[i] = a[h].o[i] / a[h].sum;
-    store_pack(s.o + (p.row * s.H + p.head + h) * s.d + p.column, o);
+  for (int i = 0; i < PER_LANE; i++) part[p.column + i] = a.o[i];
+  if (p.column > 0) return;
+  part[s.d] = a.largest;
+  part[s.d + 1] = a.sum;
+}
+
+// True in the last of the blocks that have parts of the same heads.
+static __device__ __forceinline__ bool all_parts_stored(const DecodeArgs &s, const Place &p) {
+  const unsigned before = (unsigned)s.splits - 1;
+  int last = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence(); // for the whole block
+    last = atomicInc(s.done + p.head, before) == before;
+    __threadfence();
+  }
+  return __syncthreads_or(last);
+}
+
+// Computes o of a block's heads from their parts, a thread per column.
+static __device__ __forceinline__ void join_parts(const DecodeArgs &s, const Place &p) {
+  for (int i = (int)threadIdx.x; i < p.heads * s.d; i += WARPS * 32) {
+    const int head = p.head + i / s.d, column = i % s.d;
+    float largest[DECODE_SPLITS], sum[DECODE_SPLITS], o[DECODE_SPLITS], most = -1e30f;
+#pragma unroll
+    for (int j = 0; j < DECODE_SPLITS; j++) {
+      const float *part = s.parts + ((int64_t)j * s.H + head) * (s.d + 2);
+      o[j] = __ldcg(part + column);
+      largest[j] = __ldcg(part + s.d);
+      sum[j] = __ldcg(part + s.d + 1);
+      most = fmaxf(most, largest[j]);
+    }
+    float all = 0, of_all = 0;
+#pragma unroll
+    for (int j = 0; j < DECODE_SPLITS; j++) {
+      const float x = __expf(largest[j] - most);
+      all += sum[j] * x;
+      of_all += o[j] * x;
+    }
+    s.o[head * s.d + column] = bf16_from_float(of_all / all);
   }
 }
 
 template <int LANES>
 static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(DecodeArgs s) {
-  const Place p = place<LANES>(s);
+  const Place p = place<LANES>(s); // the host has written the position
+  const int64_t t = p.begin + p.slot, old = p.keys - 1 - p.row;
+  Key first = {};
+  if (t < old) first = load_key(s, p, t);
+  take_turn();
+  if (t >= old) first = load_key(s, p, t);
   Pack<PER_LANE> of_q[HEADS];
-  Softmax a[HEADS];
-  empty(a);
   load_queries(s, p, p.keys - 1, of_q);
-  walk_keys<LANES>(s, p, of_q, a);
-  join_block<LANES>(p, a);
-  if (p.slot > 0 || p.column >= s.d) return;
-  if (s.splits == 1) store_row(s, p, a);
+  Softmax a[HEADS];
 #pragma unroll
-  for (int h = 0; h < HEADS && s.splits > 1; h++) {
-    if (h >= p.heads) break;
-    float *part = s.parts + ((int64_t)p.split * s.H + p.head + h) * (s.d + 2);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) part[p.column + i] = a[h].o[i];
-    if (p.column > 0) continue;
-    part[s.d] = a[h].largest;
-    part[s.d + 1] = a[h].sum;
+  for (int h = 0; h < HEADS; h++) a[h] = empty();
+  walk_keys<LANES>(s, p, of_q, first, a);
+  const Softmax joined = join_block<LANES>(p, a);
+  if (s.splits == 1) {
+    store_row(s, p, joined);
+  } else {
+    store_part(s, p, joined);
+    if (all_parts_stored(s, p)) join_parts(s, p);
   }
-}
-
-// Computes o of a row from its parts. Launch: a block per head, a thread per column.
-static __global__ void join_parts_kernel(DecodeArgs s) {
-  const int head = (int)blockIdx.x, column = (int)threadIdx.x;
-  float largest = -1e30f, sum = 0, o = 0;
-  for (int i = 0; i < s.splits; i++) {
-    const float *part = s.parts + ((int64_t)i * s.H + head) * (s.d + 2);
-    const float to = fmaxf(largest, part[s.d]);
-    const float x = __expf(largest - to), y = __expf(part[s.d] - to);
-    o = o * x + part[column] * y;
-    sum = sum * x + part[s.d + 1] * y;
-    largest = to;
-  }
-  s.o[head * s.d + column] = bf16_from_float(o / sum);
 }
 
 // ---- Attention of branches. Launch: blocks of the row kernels above, each of a branch, a group of
@@ -281,7 +504,7 @@ static __device__ __forceinline__ void rotate_back(const BranchArgs &s, const Pl
 }
 
 template <int LANES>
-static __global__ __launch_bounds__(WARPS * 32) void branches_kernel(BranchArgs s) {
+static __global__ __launch_bounds__(WARPS * 32, 2) void branches_kernel(BranchArgs s) {
   const int groups = s.all.KV * s.stripes, of_group = s.all.H / s.all.KV;
   const Branch b = s.branches[blockIdx.x / groups];
   const int stripe = (int)(blockIdx.x % s.stripes);
@@ -294,19 +517,19 @@ static __global__ __launch_bounds__(WARPS * 32) void branches_kernel(BranchArgs 
   for (int i = stripe; i < b.rows; i += s.stripes) {
     Pack<PER_LANE> of_q[HEADS];
     Softmax a[HEADS];
-    empty(a);
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) a[h] = empty();
     p.row = b.first + i;
     load_queries(s.all, p, p.row, of_q);
     p.begin = b.first;
     p.end = p.row + 1;
-    walk_keys<LANES>(s.all, p, of_q, a);
+    walk_keys<LANES>(s.all, p, of_q, load_key(s.all, p, p.begin + p.slot), a);
     rotate_back(s, p, b.first - b.prefix - b.prefix_rows, of_q);
     p.begin = b.prefix;
     p.end = b.prefix + b.prefix_rows;
-    walk_keys<LANES>(s.all, p, of_q, a);
+    walk_keys<LANES>(s.all, p, of_q, load_key(s.all, p, p.begin + p.slot), a);
     __syncthreads(); // the join before has been read
-    join_block<LANES>(p, a);
-    if (p.slot == 0 && p.column < s.all.d) store_row(s.all, p, a);
+    store_row(s.all, p, join_block<LANES>(p, a));
   }
 }
 
@@ -315,8 +538,10 @@ void cuda_attention_branches(Backend *be, int64_t M, int64_t count, const Branch
   enum { STRIPES = 8 };
   const Cuda *c = cuda_of(be);
   const int H = (int)c->base.spec.H, KV = (int)c->base.spec.KV, d = (int)c->base.spec.d;
-  const BranchArgs args = {
-      {H, KV, d, 1, nullptr, bits(qkv), bits(o.data), nullptr}, branches, c->rope, STRIPES};
+  const BranchArgs args = {{H, KV, d, 1, nullptr, bits(qkv), bits(o.data), nullptr, nullptr},
+                           branches,
+                           c->rope,
+                           STRIPES};
   const dim3 grid((unsigned)(count * KV * STRIPES), blocks_for(H / KV, HEADS));
   if (d <= 64)
     branches_kernel<8><<<grid, WARPS * 32, 0, c->gpu.stream>>>(args);
@@ -330,9 +555,9 @@ void cuda_attention_branches(Backend *be, int64_t M, int64_t count, const Branch
 
 // ---- Generation
 
-template <int LANES> static void launch_decode(int64_t rows, const DecodeArgs &s, cudaStream_t to) {
+template <int LANES> static void launch_decode(const Cuda *c, int64_t rows, const DecodeArgs &s) {
   const dim3 grid((unsigned)(rows * s.KV * s.splits), blocks_for(s.H / s.KV, HEADS));
-  decode_kernel<LANES><<<grid, WARPS * 32, 0, to>>>(s);
+  launch_early(c, grid, WARPS * 32, decode_kernel<LANES>, s);
 }
 
 // Few rows do not fill the multiprocessors, so the keys of a single row are split over blocks. A
@@ -348,15 +573,13 @@ void cuda_attention_decode(Backend *be, const int32_t *position, int64_t rows, c
                            position,
                            bits(cache),
                            bits(o.data),
-                           c->decode_parts};
+                           c->decode_parts,
+                           c->decode_done};
   if (d <= 64)
-    launch_decode<8>(rows, args, c->gpu.stream);
+    launch_decode<8>(c, rows, args);
   else if (d <= 128)
-    launch_decode<16>(rows, args, c->gpu.stream);
+    launch_decode<16>(c, rows, args);
   else
-    launch_decode<32>(rows, args, c->gpu.stream);
-  LAUNCHED();
-  if (args.splits > 1) join_parts_kernel<<<(unsigned)H, (unsigned)d, 0, c->gpu.stream>>>(args);
-  LAUNCHED();
+    launch_decode<32>(c, rows, args);
   if (o.by_row) cuda_requantize(be, rows, H * d, o);
 }

@@ -498,21 +498,12 @@ void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add
 void cuda_forward(Cuda *c, int64_t M, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
                   act_t *out, int64_t stride) {
   if (cuda_one_row(c, M)) {
-    cuda_gemv(c, N, K, a, W, add, NULL, out);
+    cuda_gemv(c, N, K, a.data, W, add, out);
     return;
   }
   const GemmProblem p = {
       .M = M, .N = N, .K = K, .form = GEMM_NT, .accurate = K > MOST_FAST_K, .ldd = stride};
   cuda_multiply(c, p, a, W, add, out);
-}
-
-void cuda_gemv(Cuda *c, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
-               const int32_t *row, act_t *out) {
-  if (a.by_row && W.by_row)
-    launch_gemv_fp8(N, K, a.by_row, &c->scalings[a.scaling], W.by_row, &c->scalings[W.scaling], add,
-                    row, out, c->gpu.stream);
-  else
-    launch_gemv(N, K, a.data, W.data, add, row, out, c->gpu.stream);
 }
 
 void cuda_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {

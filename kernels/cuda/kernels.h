@@ -78,16 +78,6 @@ const void *cuda_any_kernel(void);
 void launch_draw(master_t *to, bool bf16, const int32_t *places, int64_t first, int64_t rows,
                  int64_t cols, uint64_t key, double deviation, cudaStream_t stream);
 
-// ---- decode.cu
-// out = W a (+ add, or NULL), one row of a product.   a [K], W [N, K], add [N] in; out [N] out,
-// or row *row of out [.., N] where row, on the device, is not NULL
-void launch_gemv(int64_t N, int64_t K, const act_t *a, const act_t *W, const act_t *add,
-                 const int32_t *row, act_t *out, cudaStream_t stream);
-// The same of e4m3 copies by row, K a multiple of 16.
-void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scaling_a, const fp8_t *W,
-                     const Scaling *scaling_W, const act_t *add, const int32_t *row, act_t *out,
-                     cudaStream_t stream);
-
 // ---- documents.cu
 // Of windows of T rows: 0 where a row's key is of its own document or behind it, else so low that
 // the key has no weight.

@@ -1,8 +1,8 @@
-// Kernels that walk over rows: sums of squares, RMSNorm's backward term, row scaling, RoPE, SwiGLU.
+// Kernels that walk over rows: sums of squares, RMSNorm's backward term, RoPE, SwiGLU.
 #include "kernels/cuda/copies.cuh"
 #include "kernels/unfused/unfused.h"
 
-// ---- Sums of squares, RMSNorm's backward, row scaling
+// ---- Sums of squares, RMSNorm's backward
 
 enum { AHEAD = 4 }; // loads in flight before the first is used
 
@@ -47,11 +47,6 @@ norm_backward_kernel(int64_t M, int lanes, RowScale r, const bf16_bits *__restri
   }
 }
 
-static __global__ void scale_row_kernel(int64_t n, RowScale r, bf16_bits *x) {
-  const int64_t k = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
-  if (k < n) x[k] = bf16_from_float(row_rstd(r, 0) * bf16_to_float(x[k]));
-}
-
 void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cudaStream_t stream) {
   by_width(D, [&](auto width, int lanes) {
     row_sumsq_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(
@@ -65,11 +60,6 @@ void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, cons
     norm_backward_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(
         M, lanes, r, bits(x), s, reinterpret_cast<const float *>(u), bits(from), bits(dx));
   });
-}
-
-void launch_scale_row(int64_t N, RowScale r, act_t *x, cudaStream_t stream) {
-  scale_row_kernel<<<blocks_for(N, ROW_THREADS), ROW_THREADS, 0, stream>>>(N, r, bits(x));
-  LAUNCHED();
 }
 
 // In FP8: dx = q product - (r / D) q s x + residual, in bf16 and as copies.
@@ -148,8 +138,7 @@ static __device__ __forceinline__ void rotate_pack(Pack<8> &p, const float4 *ang
 
 // The angles of row m, two a float4.
 static __device__ __forceinline__ const float4 *angles_at(const RopeShape &s, int64_t m) {
-  const int64_t position = s.position ? *s.position : s.first + m % s.T;
-  return reinterpret_cast<const float4 *>(s.table + position * s.d);
+  return reinterpret_cast<const float4 *>(s.table + (s.first + m % s.T) * s.d);
 }
 
 // A lane's loop over a row: column c, and its position in its head. It needs no division by d,
@@ -180,7 +169,7 @@ __launch_bounds__(ROW_THREADS, BACK ? 4 : THREADS_AN_SM / ROW_THREADS) void rope
     const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
     const float4 *angles = angles_at(shape, l.m);
     const bf16_bits *z_row = z + l.m * R;
-    bf16_bits *row = x + (shape.position ? *shape.position : l.m) * R;
+    bf16_bits *row = x + l.m * R;
     Walk w = walk_start(l.lane, lanes, d);
 #pragma unroll 4
     for (; w.c < R; walk_on(w, d)) {

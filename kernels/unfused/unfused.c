@@ -19,22 +19,13 @@ void unfused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, Ro
   launch_rope(M, rope_shape(c, T, first), row_scale_of(c, x, sumsq), qkv, c->gpu.stream);
 }
 
-void unfused_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
-                       act_t *cache) {
-  Cuda *c = cuda_of(be);
-  RopeShape shape = rope_shape(c, 1, 0);
-  shape.position = position;
-  cuda_gemv(c, shape.R, c->base.spec.D, x, W, NULL, position, cache);
-  launch_rope(1, shape, row_scale_of(c, x, sumsq), cache, c->gpu.stream);
-}
-
 void unfused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                       RowStat x_sumsq, Operand out, RowStat *sumsq) {
   Cuda *c = cuda_of(be);
   cuda_forward(c, M, c->base.spec.D, K, a, W, x, out.data, 0);
   if (out.by_row)
     cuda_cast_rows(c, M, c->base.spec.D, out, x_sumsq, sumsq);
-  else
+  else if (!cuda_token_row(c, M))
     launch_row_sumsq(M, c->base.spec.D, out.data, sumsq, c->gpu.stream);
 }
 
@@ -43,16 +34,14 @@ void unfused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
                      Operand y) {
   Cuda *c = cuda_of(be);
   const RowScale r = row_scale_of(c, x, sumsq);
+  if (cuda_one_row(c, M)) {
+    cuda_gate_up_row(c, x.data, W, z, y.data);
+    return;
+  }
   cuda_forward(c, M, 2 * c->base.spec.F, c->base.spec.D, x, W, NULL, z, 0);
   for (int pass = 0; y.by_row && cuda_launch_again(c, pass, y); pass++)
     launch_swiglu_fp8(M, c->base.spec.F, r, z, y, c->scalings + y.scaling, c->gpu.stream);
   if (!y.by_row) launch_swiglu(M, c->base.spec.F, r, z, y.data, c->gpu.stream);
-}
-
-void unfused_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits) {
-  Cuda *c = cuda_of(be);
-  cuda_gemv(c, c->base.spec.V, c->base.spec.D, x, W, NULL, NULL, logits);
-  launch_scale_row(c->base.spec.V, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
 }
 
 // The logits stay the plain product; cross entropy applies r as it reads them.

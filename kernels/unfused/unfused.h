@@ -28,10 +28,8 @@ void unfused_set_operations(Backend *be);
 int unfused_take_product(Unfused *u, Error *err);
 
 QkvOp unfused_qkv;
-QkvTokenOp unfused_qkv_token;
 ResidualOp unfused_residual;
 GateUpOp unfused_gate_up;
-RowLogitsOp unfused_row_logits;
 ScoreRowsOp unfused_score_rows;
 HeadLossOp unfused_head_loss;
 HeadDgradOp unfused_head_dgrad;
@@ -41,7 +39,9 @@ RopeBackwardOp unfused_rope_backward;
 // Where there is nothing around a GEMM, or no GEMM, the common part has the operation.
 #define unfused_embed cuda_embed
 #define unfused_attention cuda_attention
+#define unfused_qkv_token cuda_qkv_token
 #define unfused_attention_decode cuda_attention_decode
+#define unfused_row_logits cuda_row_logits
 #define unfused_attention_branches cuda_attention_branches
 #define unfused_attention_backward cuda_attention_backward
 #define unfused_wgrad cuda_wgrad
@@ -58,12 +58,10 @@ RopeBackwardOp unfused_rope_backward;
 
 // The packed row: H + KV heads of d that RoPE rotates, then KV that it does not.
 typedef struct RopeShape {
-  int64_t rotated;  // (H + KV) d
-  int64_t R;        // (H + 2 KV) d
-  int64_t d;        // a multiple of 8
-  int64_t T, first; // row m is at position first + m % T
-  // On the device, or NULL. If it is set there is one row, at this position and in this row of qkv.
-  const int32_t *position;
+  int64_t rotated;    // (H + KV) d
+  int64_t R;          // (H + 2 KV) d
+  int64_t d;          // a multiple of 8
+  int64_t T, first;   // row m is at position first + m % T
   const float *table; // [max_positions, d/2, 2] cosine and sine
 } RopeShape;
 
@@ -78,9 +76,6 @@ void launch_norm_backward_fp8(int64_t M, RowScale r, Operand x, RowStat s, const
 //   x, from [M, D], s in; u [M] in, or NULL: 1; dx [M, D] out, not from
 void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const stat_t *u,
                           const act_t *from, act_t *dx, cudaStream_t stream);
-// x *= r, one row.   x [N] in, out
-void launch_scale_row(int64_t N, RowScale r, act_t *x, cudaStream_t stream);
-
 // qkv[m] *= r, then q and k heads rotated.   qkv [M, R] in, out
 void launch_rope(int64_t M, RopeShape shape, RowScale r, act_t *qkv, cudaStream_t stream);
 // RopeBackwardOp's kernel.

@@ -1,8 +1,9 @@
-// Times generation: tokens a second of a config's model with random weights, whole tokens as
+// Times generation: tokens a second of configs' models with random weights, whole tokens as
 // --generate makes them (layers, logits to the host, the choice), but for the text.
-//   usage: bench_generate CONFIG.json [section.key=value ...]
+//   usage: bench_generate CONFIG.json ... [section.key=value ...]
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/os.h"
 #include "model/generate.h"
@@ -37,11 +38,10 @@ static void measure(Generator *g, const char *name, SampleOptions options, int64
   fflush(stdout);
 }
 
-int main(int argc, char **argv) {
+static void measure_model(const char *path, int values, char **value) {
   Error err;
   Config config;
-  if (argc < 2) must(error_set(&err, "say which CONFIG.json"), &err);
-  must(config_load(&config, argv[1], argc - 2, argv + 2, &err), &err);
+  must(config_load(&config, path, values, value, &err), &err);
   Hardware hardware;
   const Spec asked = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = CONTEXT};
   must(hardware_find(&hardware, &config, &err), &err);
@@ -53,7 +53,8 @@ int main(int argc, char **argv) {
   llama_init_weights(&llama, 1);
   Generator *g = generator_create(&llama, CONTEXT, &err);
   must(g ? 0 : -1, &err);
-  printf("%s, positions %d to %d; blocks of %d tokens\n", be->name, PROMPT + BLOCK, CONTEXT, BLOCK);
+  printf("%s, %s, positions %d to %d; blocks of %d tokens\n", path, be->name, PROMPT + BLOCK,
+         CONTEXT, BLOCK);
   const int64_t V = config.model.vocab_size;
   measure(g, "greedy", (SampleOptions){.top_p = 1}, V);
   measure(g, "temperature 0.8", (SampleOptions){.temperature = 0.8, .top_p = 1}, V);
@@ -63,5 +64,13 @@ int main(int argc, char **argv) {
   generator_destroy(g);
   llama_destroy(&llama);
   be->services.destroy(be);
+}
+
+int main(int argc, char **argv) {
+  Error err;
+  int configs = 1;
+  while (configs < argc && !strchr(argv[configs], '=')) configs++;
+  if (configs < 2) must(error_set(&err, "say which CONFIG.json"), &err);
+  for (int i = 1; i < configs; i++) measure_model(argv[i], argc - configs, argv + configs);
   return 0;
 }

@@ -86,6 +86,7 @@ static Cuda *cuda_new(Spec s) {
   for (int64_t t = 0; t < POSITIONS; t++) rope_row(t, s.d / 2, s.inv_freq, c->rope + t * s.d);
   c->decode_parts = held(xmalloc(parts * sizeof *c->decode_parts));
   memset(c->decode_parts, 0xff, parts * sizeof *c->decode_parts);
+  c->decode_done = held(xcalloc((size_t)s.H, sizeof *c->decode_done));
   return c;
 }
 
@@ -142,6 +143,135 @@ TEST(branches_see_their_prefix_and_themselves) {
   for (int i = 0; i < HEADS_COUNT; i += first_tier() ? 2 : 1) {
     check_branches(heads[i], sizeof list / sizeof *list, list);
     check_branches(heads[i], 1, list + 5);
+  }
+}
+
+// ---- Products of one row
+
+typedef struct Product {
+  int64_t N, K; // rows of W, and what is summed
+  Values x, W;  // [K], [N, K], NaN behind both
+  float sumsq;  // of x
+} Product;
+
+static Product product_of(int64_t N, int64_t K) {
+  Product p = {.N = N, .K = K, .x = normals("x", K + 9, 1)};
+  p.W = normals("W", (N + FENCE) * K, 1 / sqrt((double)K));
+  if (K % 8 != 0) p.x.gpu++, p.x.cpu++; // a later row starts anywhere
+  for (int64_t k = K; k < K + 8; k++) set_value(p.x, k, NAN);
+  for (int64_t i = N * K; i < (N + FENCE) * K; i++) set_value(p.W, i, NAN);
+  for (int64_t k = 0; k < K; k++) p.sumsq += p.x.cpu[k] * p.x.cpu[k];
+  return p;
+}
+static RowStat sumsq_of(Product *p) {
+  return (RowStat){(stat_t *)&p->sumsq, 1, 1};
+}
+static Operand on_gpu(Values v) {
+  return operand_of((act_t *)v.gpu);
+}
+static Operand on_cpu(Values v) {
+  return operand_of((act_t *)v.cpu);
+}
+// A model whose hidden size is K.
+static Spec spec_of_product(int64_t K, int64_t F, Heads h, int64_t V) {
+  Spec s = spec_of(h);
+  s.D = K, s.F = F, s.V = V, s.rms_norm_eps = 1e-5;
+  return s;
+}
+// W, or its e4m3 copy alone, whose values p->W then has.
+static Operand weight_of(Cuda *c, Product *p, bool fp8) {
+  enum { SCALE = 32 };
+  if (!fp8) return on_gpu(p->W);
+  uint8_t *by_row = held(xmalloc((size_t)(p->N * p->K)));
+  for (int64_t i = 0; i < p->N * p->K; i++) {
+    const uint8_t copy = fp8_bits(FP8_E4M3, SCALE * p->W.cpu[i]);
+    by_row[i / p->K * p->K + fp8_column_place(i % p->K)] = copy;
+    p->W.cpu[i] = fp8_value(FP8_E4M3, copy) / SCALE;
+  }
+  c->scalings = held(xcalloc(1, sizeof *c->scalings));
+  c->scalings->inverse = 1.0f / SCALE;
+  return (Operand){.by_row = (fp8_t *)by_row, .fp8 = true};
+}
+static void expect_product(const char *what, const Product *p, Values out, int64_t count) {
+  expect_near(held_text("%s, %lld x %lld", what, (long long)p->N, (long long)p->K), out.gpu,
+              out.cpu, count, 5e-6f);
+}
+
+static void check_residual(int64_t N, int64_t K) {
+  Product p = product_of(N, K);
+  const Spec s = spec_of_product(N, K, heads[0], 8);
+  const Values before = normals("before", N, 1), out = poison(N + FENCE), again = poison(N + FENCE);
+  float sumsq;
+  Cuda *c = cuda_new(s);
+  Backend *cpu = cpu_backend(s);
+  cuda_gemv(c, N, K, (act_t *)p.x.gpu, on_gpu(p.W), (act_t *)before.gpu, (act_t *)out.gpu);
+  cuda_gemv(c, N, K, (act_t *)p.x.gpu, on_gpu(p.W), (act_t *)before.gpu, (act_t *)again.gpu);
+  cpu->out(cpu, 1, K, on_cpu(p.x), on_cpu(p.W), (act_t *)before.cpu, (RowStat){0}, on_cpu(out),
+           &(RowStat){(stat_t *)&sumsq, 1, 1});
+  expect_product("residual", &p, out, N + FENCE);
+  assert_memory_equal(out.gpu, again.gpu, (size_t)N * sizeof *out.gpu);
+  release_held();
+}
+
+static void check_logits(int64_t N, int64_t K, bool fp8) {
+  Product p = product_of(N, K);
+  const Spec s = spec_of_product(K, 8, heads[0], N);
+  const Values logits = poison(N + FENCE);
+  Cuda *c = cuda_new(s);
+  Backend *cpu = cpu_backend(s);
+  cuda_row_logits(&c->base, on_gpu(p.x), (RowStat){0}, weight_of(c, &p, fp8), (act_t *)logits.gpu);
+  cpu->row_logits(cpu, on_cpu(p.x), sumsq_of(&p), on_cpu(p.W), (act_t *)logits.cpu);
+  expect_product("logits", &p, logits, N + FENCE);
+  release_held();
+}
+
+static void check_gate_up(int64_t F, int64_t K) {
+  Product p = product_of(2 * F, K);
+  const Spec s = spec_of_product(K, F, heads[0], 8);
+  const Values z = poison(2 * F + FENCE), y = poison(F + FENCE);
+  Backend *cpu = cpu_backend(s);
+  cuda_gate_up_row(cuda_new(s), (act_t *)p.x.gpu, on_gpu(p.W), (act_t *)z.gpu, (act_t *)y.gpu);
+  cpu->gate_up(cpu, 1, on_cpu(p.x), sumsq_of(&p), on_cpu(p.W), (act_t *)z.cpu, on_cpu(y));
+  expect_product("y", &p, y, F + FENCE);
+  for (int64_t i = 0; i < 2 * F; i++) z.cpu[i] /= rms_rstd(p.sumsq, K, 1e-5f);
+  expect_product("z", &p, z, 2 * F + FENCE);
+  release_held();
+}
+
+static void check_qkv(Heads h, int64_t K, int32_t position, bool fp8) {
+  const Spec s = spec_of_product(K, 8, h, 8);
+  const int64_t R = packed_width(&s), rows = position + 1 + FENCE;
+  Product p = product_of(R, K);
+  const Values cache = poison(rows * R);
+  Cuda *c = cuda_new(s);
+  Backend *cpu = cpu_backend(s);
+  cuda_qkv_token(&c->base, &position, on_gpu(p.x), (RowStat){0}, weight_of(c, &p, fp8),
+                 (act_t *)cache.gpu);
+  cpu->qkv_token(cpu, &position, on_cpu(p.x), sumsq_of(&p), on_cpu(p.W), (act_t *)cache.cpu);
+  expect_product(held_text("qkv at %d", (int)position), &p, cache, rows * R);
+  release_held();
+}
+
+// One, two and four warps a pair of rows, and more columns than these hold at once; rows that do
+// not fill a pair or a block, and a row too narrow or uneven for accesses of 16 bytes.
+TEST(products_of_one_row_end_in_what_surrounds_them) {
+  static const int64_t widths[] = {768, 2056, 4096, 8184, 20000, 5, 257, 1030};
+  for (size_t i = 0; i < sizeof widths / sizeof *widths; i += first_tier() ? 2 : 1) {
+    const int64_t K = widths[i];
+    check_residual(13, K);
+    check_logits(9 + (int64_t)i, K, false);
+    check_gate_up(20, K);
+    check_qkv(heads[1], K, 0, false);
+    check_qkv(heads[5], K, POSITIONS - 1, false);
+  }
+}
+
+// As a training run in FP8 writes its samples: there weights have no other form.
+TEST(products_of_one_row_read_e4m3_weights) {
+  static const int64_t widths[] = {48, 2064, 8192, 20000};
+  for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+    check_logits(9 + (int64_t)i, widths[i], true);
+    check_qkv(heads[1], widths[i], 3, true);
   }
 }
 

@@ -91,6 +91,9 @@ template <class T> static inline T __ldg(const T *p) {
 template <class T> static inline T __ldcs(const T *p) {
   return *p;
 }
+template <class T> static inline T __ldcg(const T *p) {
+  return *p;
+}
 template <class T> static inline void __stcs(T *p, T value) {
   *p = value;
 }
@@ -134,6 +137,12 @@ static inline unsigned atomicMax(unsigned *to, unsigned value) {
   if (value > old) *to = value;
   return old;
 }
+static inline unsigned atomicInc(unsigned *to, unsigned most) {
+  const unsigned old = *to;
+  *to = old >= most ? 0 : old + 1;
+  return old;
+}
+static inline void __threadfence() {}
 static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   return __floats2half2_rn(fmaf(__low2float(a), __low2float(b), __low2float(c)),
                            fmaf(__high2float(a), __high2float(b), __high2float(c)));

@@ -241,14 +241,6 @@ static void call_requantize(Backend *be, const Subject *t, Arg *a) {
   be->requantize(be, t->M, t->s.D, a[1].x);
 }
 
-// One row is a walk over the weights: a backend that only writes.
-static void call_gemv(Backend *be, const Subject *t, Arg *a) {
-  cuda_gemv(cuda_of(be), t->R, t->s.D, a[0].x, a[1].x, NULL, NULL, a[2].data);
-}
-static void gemv_formula(const Subject *t, const Values *v) {
-  gemm(GEMM_NT, 1, t->R, t->s.D, v->in[0], v->in[1], 0, v->reference[2]);
-}
-
 // r / q of a row of x with scaled_rows, whose sum of squares this is.
 static float factor_at(const Subject *t, float sumsq, int64_t m) {
   return rms_rstd(sumsq, t->s.D, eps) / row_scale_at(m);
@@ -650,10 +642,10 @@ static const Case cases[] = {
      .tensors = {T("dz", "MR", IN, .scale = 0.5, READS(DELAYED)),
                  T("x", "MD", IN, .scale = 0.5, READS(DELAYED)),
                  T("dW", "RD", GRAD, .floor = 1e-3)}},
-    {"one_row_walks_over_fp8_weights", "gemv", .call = call_gemv, .formula = gemv_formula,
-     .fp8 = true,
-     .tensors = {T("a", "1D", IN, .scale = 0.5, READS(DELAYED)),
-                 T("W", "RD", WEIGHT, READS(WEIGHTS)), T("out", "1R", OUT, .floor = 1e-3)}},
+    {"row_logits_read_fp8_weights", "row_logits", .call = call_row_logits,
+     .adjust = row_logits_twin, .fp8 = true,
+     .tensors = {T("x", "MD", IN, .scale = 2), T("W", "VD", WEIGHT, READS(WEIGHTS)),
+                 T("sumsq", "M1", SQUARES, .of = 0), T("logits", "MV", LOGITS)}},
     {"rope_backward_leaves_copies", "rope_backward", .call = call_rope_backward, .fp8 = true,
      .tensors = {T("dqkv", "MR", IN), T("qkv", "MR", IN), T("x", "MD", IN, STREAM),
                  T("sumsq", "M1", SQUARES, .of = 2), T("s", "M1", ROW_SUMS, .floor = 1e-5),
