@@ -488,10 +488,11 @@ size_t acts_layout(Acts *acts, const ModelConfig *c, const Spec *spec, char *blo
 }
 
 Spec sampler_spec(const Spec *run, int64_t context) {
-  enum { FEED_ROWS = 64 }; // tokens of a prompt that pass the layers together
+  enum { SAMPLE_ROWS = 64 }; // of a training run, whose prompts are short
   Spec s = *run;
   s.batch = 1;
-  s.seq = s.loss_chunks = run->max_tokens < FEED_ROWS ? run->max_tokens : FEED_ROWS;
+  s.seq = run->train && run->max_tokens > SAMPLE_ROWS ? SAMPLE_ROWS : run->max_tokens;
+  s.loss_chunks = s.seq;
   s.train = s.muon = s.scores = false;
   s.recompute = RECOMPUTE_NONE;
   s.usual_documents = 0;

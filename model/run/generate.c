@@ -61,7 +61,9 @@ static int parse(Generation *g, int argc, char *const *argv, Error *err) {
 static int load(Generation *g, int64_t context, Error *err) {
   LoadedModel *t = &g->loaded;
   g->context = min_i64(context, t->model.max_position_embeddings);
-  const Spec asked = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = g->context};
+  const int64_t rows = min_i64(g->context, 256); // of a prompt at a time
+  const Spec asked = {
+      .batch = 1, .seq = rows, .loss_chunks = (rows + 63) / 64, .context = g->context};
   if (loaded_load(t, asked, "ask for fewer --tokens", err) != 0) return -1;
   g->writer.generator = generator_create(&t->llama, g->context, err);
   for (int i = 0; i < t->end_count; i++) sample_options_end(&g->writer.options, t->ends[i]);
