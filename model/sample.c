@@ -23,35 +23,28 @@ static uint32_t order(float x) {
   return bits ^ (bits >> 31 ? UINT32_MAX : UINT32_C(1) << 31);
 }
 
-static float from_order(uint32_t key) {
-  float x;
-  key ^= key >> 31 ? UINT32_C(1) << 31 : UINT32_MAX;
-  memcpy(&x, &key, sizeof x);
-  return x;
-}
-
 enum { BLOCK = 64 };
 
 // Returns the first token of the largest logit; -1 where a logit is NaN or the largest is not
 // finite. Fills maxima[V / BLOCK, rounded up].
 static int32_t likeliest(const float *logits, int64_t V, float *maxima) {
-  uint32_t least = UINT32_MAX, most = 0;
+  float most = -INFINITY;
+  int finite = 1;
   for (int64_t first = 0; first < V; first += BLOCK) {
     const int64_t end = min_i64(V, first + BLOCK);
-    uint32_t largest = 0;
+    float largest = -INFINITY;
+#pragma omp simd reduction(max : largest) reduction(& : finite)
     for (int64_t i = first; i < end; i++) {
-      const uint32_t key = order(logits[i]);
-      least = key < least ? key : least;
-      largest = key > largest ? key : largest;
+      largest = logits[i] > largest ? logits[i] : largest;
+      finite &= logits[i] < INFINITY; // NaN is not
     }
-    maxima[first / BLOCK] = from_order(largest);
+    maxima[first / BLOCK] = largest;
     most = largest > most ? largest : most;
   }
-  const uint32_t low = order(-INFINITY), high = order(INFINITY);
-  if (least < low || most == low || most >= high) return -1;
+  if (!finite || most == -INFINITY) return -1;
   int32_t id = 0;
-  while (order(maxima[id / BLOCK]) != most) id += BLOCK;
-  while (order(logits[id]) != most) id++;
+  while (maxima[id / BLOCK] != most) id += BLOCK;
+  while (logits[id] != most) id++;
   return id;
 }
 
@@ -76,6 +69,17 @@ typedef struct Tokens {
   int32_t *ids;            // [count]
 } Tokens;
 
+static double sum_of(const float *weights, int64_t count) {
+  enum { LANES = 8 }; // so that the sum is vectorized
+  double sums[LANES] = {0};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int j = 0; j < LANES; j++) sums[j] += weights[i + j];
+  for (; i < count; i++) sums[0] += weights[i];
+  for (int j = 1; j < LANES; j++) sums[0] += sums[j];
+  return sums[0];
+}
+
 // t->weights = exp(scale * (logits - largest)), and 0 below exp(-80), which no sum notices. Returns
 // their sum.
 static double weigh(Tokens *t, float largest, float scale) {
@@ -84,19 +88,11 @@ static double weigh(Tokens *t, float largest, float scale) {
     const float weight = fast_exp(x > -80 ? x : -80);
     t->weights[i] = x > -80 ? weight : 0;
   }
-  enum { LANES = 8 }; // so that the sum is vectorized
-  double sums[LANES] = {0};
-  int64_t i = 0;
-  for (; i + LANES <= t->count; i += LANES)
-    for (int j = 0; j < LANES; j++) sums[j] += t->weights[i + j];
-  for (; i < t->count; i++) sums[0] += t->weights[i];
-  for (int j = 1; j < LANES; j++) sums[0] += sums[j];
-  return sums[0];
+  return sum_of(t->weights, t->count);
 }
 
-// The next two functions return the index at which the sum of the weights, taken in some order,
-// first exceeds `target` >= 0. If rounding put the target too high, it is the last index of any
-// weight.
+// The next functions return the index at which the sum of the weights, taken in some order, first
+// exceeds `target` >= 0. If rounding put the target too high, it is the last index of any weight.
 
 // In the order of ids, over the logits that have the bits `key`, or over all.
 static int64_t exceeds_by_id(const Tokens *t, bool all, uint32_t key, double target) {
@@ -108,6 +104,21 @@ static int64_t exceeds_by_id(const Tokens *t, bool all, uint32_t key, double tar
     target -= t->weights[i];
   }
   return last;
+}
+
+// The same over all, by the sums of blocks.
+static int64_t exceeds_by_block(const Tokens *t, double target) {
+  int64_t last = 0;
+  double left = target; // behind block `last`; target: before it
+  for (int64_t first = 0; first < t->count && left >= 0; first += BLOCK) {
+    const double sum = sum_of(t->weights + first, min_i64(BLOCK, t->count - first));
+    if (sum == 0) continue;
+    last = first;
+    target = left;
+    left -= sum;
+  }
+  const Tokens block = {min_i64(BLOCK, t->count - last), t->logits + last, t->weights + last, NULL};
+  return last + exceeds_by_id(&block, true, 0, target);
 }
 
 // In the order of falling logits, of equal ones the lower id first. Instead of a sort, histograms
@@ -172,7 +183,7 @@ static int32_t draw(Tokens *t, const SampleOptions *o, float *maxima, float larg
   const bool few = o->top_k > 0 && o->top_k < t->count, likely = o->top_p < 1;
   const int64_t kth = few ? find_kth(t, o->top_k, maxima, largest) : 0;
   double sum = weigh(t, largest, scale);
-  if (!few && !likely) return (int32_t)exceeds_by_id(t, true, 0, u * sum);
+  if (!few && !likely) return (int32_t)exceeds_by_block(t, u * sum);
   if (few) sum = keep_until(t, kth);
   if (likely) { // the fewest that reach top_p of the sum, that is, exceed the number before it
     const double below = nextafter(o->top_p * sum, 0);
