@@ -9,6 +9,7 @@
 
 #include "base/memory.h"
 #include "base/minmax.h"
+#include "base/vectors.h"
 
 void sample_options_end(SampleOptions *options, int32_t id) {
   assert(id < 0 || options->end_count < MAX_ENDS);
@@ -27,7 +28,7 @@ enum { BLOCK = 64 };
 
 // Returns the first token of the largest logit; -1 where a logit is NaN or the largest is not
 // finite. Fills maxima[V / BLOCK, rounded up].
-static int32_t likeliest(const float *logits, int64_t V, float *maxima) {
+VECTORS static int32_t likeliest(const float *logits, int64_t V, float *maxima) {
   float most = -INFINITY;
   int finite = 1;
   for (int64_t first = 0; first < V; first += BLOCK) {
@@ -69,7 +70,7 @@ typedef struct Tokens {
   int32_t *ids;            // [count]
 } Tokens;
 
-static double sum_of(const float *weights, int64_t count) {
+VECTORS static double sum_of(const float *weights, int64_t count) {
   enum { LANES = 8 }; // so that the sum is vectorized
   double sums[LANES] = {0};
   int64_t i = 0;
@@ -82,12 +83,13 @@ static double sum_of(const float *weights, int64_t count) {
 
 // t->weights = exp(scale * (logits - largest)), and 0 below exp(-80), which no sum notices. Returns
 // their sum.
-static double weigh(Tokens *t, float largest, float scale) {
-  for (int64_t i = 0; i < t->count; i++) {
+VECTORS static double weigh(Tokens *t, float largest, float scale) {
+  const float low = -80, of_low = fast_exp(low);
+  for (int64_t i = 0; i < t->count; i++) { // in a loop with the next, this would be a branch
     const float x = (t->logits[i] - largest) * scale;
-    const float weight = fast_exp(x > -80 ? x : -80);
-    t->weights[i] = x > -80 ? weight : 0;
+    t->weights[i] = x > low ? x : low;
   }
+  for (int64_t i = 0; i < t->count; i++) t->weights[i] = fast_exp(t->weights[i]) - of_low;
   return sum_of(t->weights, t->count);
 }
 

@@ -3,18 +3,10 @@
 // part.
 #pragma once
 #include <assert.h>
+#include "base/vectors.h"
 #include "kernels/bf16_products.h"
 #include "kernels/ops.h"
 #include "kernels/math.h"
-
-// A function that is compiled for AVX2 and AVX-512, too, with its loops as vector instructions: the
-// CPU's version runs. Nothing is contracted, so all agree but in the order of `omp simd` sums.
-// clang 14 would give other files no name to link with.
-#if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__
-#define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define VECTORS
-#endif
 
 // The scaling of one tensor's copies.
 typedef struct CpuScaling {
