@@ -108,21 +108,6 @@ static int64_t exceeds_by_id(const Tokens *t, bool all, uint32_t key, double tar
   return last;
 }
 
-// The same over all, by the sums of blocks.
-static int64_t exceeds_by_block(const Tokens *t, double target) {
-  int64_t last = 0;
-  double left = target; // behind block `last`; target: before it
-  for (int64_t first = 0; first < t->count && left >= 0; first += BLOCK) {
-    const double sum = sum_of(t->weights + first, min_i64(BLOCK, t->count - first));
-    if (sum == 0) continue;
-    last = first;
-    target = left;
-    left -= sum;
-  }
-  const Tokens block = {min_i64(BLOCK, t->count - last), t->logits + last, t->weights + last, NULL};
-  return last + exceeds_by_id(&block, true, 0, target);
-}
-
 // In the order of falling logits, of equal ones the lower id first. Instead of a sort, histograms
 // of the weights narrow the logit down by 11, 11 and 10 bits.
 static int64_t exceeds_by_logit(const Tokens *t, double target) {
@@ -180,12 +165,47 @@ static double keep_until(Tokens *t, int64_t last) {
   return sum;
 }
 
+enum { PART = 16 * BLOCK }; // tokens whose weights fit into the first-level cache
+
+// Weighs part i of all tokens, and returns it and its sum: 0 where all its weights are.
+static Tokens weigh_part(const Tokens *all, int64_t i, const float *maxima, float largest,
+                         float scale, double *sum) {
+  Tokens part = {min_i64(PART, all->count - i * PART), all->logits + i * PART, all->weights, NULL};
+  float most = -INFINITY;
+  for (int64_t b = 0; b * BLOCK < part.count; b++)
+    most = fmaxf(most, maxima[i * (PART / BLOCK) + b]);
+  *sum = (most - largest) * scale > -80 ? weigh(&part, largest, scale) : 0;
+  return part;
+}
+
+// The token at `u` of the sum of all weights, in the order of ids.
+static int32_t draw_by_id(const Tokens *all, const float *maxima, float largest, float scale,
+                          double u) {
+  const int64_t parts = (all->count + PART - 1) / PART;
+  double *sums = xmalloc((size_t)parts * sizeof *sums), sum = 0, target = 0;
+  for (int64_t i = 0; i < parts; i++) {
+    weigh_part(all, i, maxima, largest, scale, &sums[i]);
+    sum += sums[i];
+  }
+  int64_t last = 0; // part of any weight
+  double left = u * sum;
+  for (int64_t i = 0; i < parts && left >= 0; i++) {
+    if (sums[i] == 0) continue;
+    last = i;
+    target = left;
+    left -= sums[i];
+  }
+  const Tokens part = weigh_part(all, last, maxima, largest, scale, &sums[last]);
+  free(sums);
+  return (int32_t)(last * PART + exceeds_by_id(&part, true, 0, target));
+}
+
 static int32_t draw(Tokens *t, const SampleOptions *o, float *maxima, float largest, double u) {
   const float scale = (float)(1 / o->temperature);
   const bool few = o->top_k > 0 && o->top_k < t->count, likely = o->top_p < 1;
   const int64_t kth = few ? find_kth(t, o->top_k, maxima, largest) : 0;
+  if (!few && !likely) return draw_by_id(t, maxima, largest, scale, u);
   double sum = weigh(t, largest, scale);
-  if (!few && !likely) return (int32_t)exceeds_by_block(t, u * sum);
   if (few) sum = keep_until(t, kth);
   if (likely) { // the fewest that reach top_p of the sum, that is, exceed the number before it
     const double below = nextafter(o->top_p * sum, 0);
