@@ -308,8 +308,49 @@ static DEVICE void row_log_sum_exp(const RowStat &p, int row, int M, FourRows &l
   }
 }
 
-struct NoRowValues {
+struct NoValues {
   static constexpr int COUNT = 0;
+};
+
+// ---- Values of columns: the types that `using ColumnValues = ...` may name. The same warp
+// computes them once a tile; a step reads them with column_values.
+
+static DEVICE float vector_value(float value) {
+  return value;
+}
+static DEVICE float vector_value(uint16_t bits) { // bf16
+  return bf16_to_float(bits);
+}
+
+// The vectors args.columns[0] and on, as they are: Vectors<float>, Vectors<float, uint16_t>.
+template <class... Types> struct Vectors {
+  static constexpr int COUNT = sizeof...(Types); // values a column
+  // Of one column, which lies inside of the product.
+  static DEVICE void compute(const ProgramArgs &args, int column, float (&values)[COUNT]) {
+    int v = 0;
+    ((values[v] = vector_value(__ldg((const Types *)args.columns[v] + column)), v++), ...);
+  }
+};
+
+// ---- Values of groups: the types that `using GroupValues = ...` may name. They are computed from
+// the product before the group's first step; a step reads them with group_value.
+
+// The sum of the product's squares.
+struct GroupSquares {
+  static constexpr int COUNT = 1; // values of a row
+  // Of the thread's pairs of row h in 64 columns of the group: h, h + 2, ... 14 + h of the step s.
+  template <class S> static DEVICE void compute(const S &s, int h, float (&values)[COUNT]) {
+    values[0] = 0;
+#pragma unroll
+    for (int i = h; i < 16; i += 2) {
+      const float2 v = s.product(i);
+      values[0] = fmaf(v.x, v.x, fmaf(v.y, v.y, values[0]));
+    }
+  }
+  // Joins those of other columns to them.
+  static DEVICE void join(float (&values)[COUNT], const float (&others)[COUNT]) {
+    values[0] += others[0];
+  }
 };
 
 // ---- Precision: the formats of A and B, and whether a program's result has FP8 copies. A program
@@ -405,7 +446,8 @@ template <class In = Bf16> struct ProgramDefaults {
   using Loads = Chunks<>;
   // Tile operands out; chunk i overwrites the loaded chunk i.
   using Stores = Chunks<>;
-  using RowValues = NoRowValues;
+  using RowValues = NoValues;
+  using ColumnValues = NoValues;
   // FP8 copies of its result, and their factor: the scale of args.copies, the row value with this
   // number (such a tensor has no other scale), or no further factor.
   using Copies = CopyChunks<>;
@@ -414,9 +456,10 @@ template <class In = Bf16> struct ProgramDefaults {
   // True where its result is 0 for a product and loads of 0, so that rows past M need no special
   // case.
   static constexpr bool KEEPS_ZERO = false;
-  // 64 or 128: the product's columns come in groups of so many, heads, and s.group_squares(i) is
-  // the sum of pair i's row's squares over the step's group. No tile cuts a group. 1: none.
+  // 64 or 128: the product's columns come in groups of so many, such as heads, which no tile cuts.
+  // 1: they do not.
   static constexpr int GROUP = 1;
+  using GroupValues = NoValues;
   // Products of a batch of matrices, one behind the other (ProgramCall.batch); s.batch_factor() is
   // the matrix's own. wgmma's mainloop alone.
   static constexpr bool BATCHED = false;
@@ -453,24 +496,48 @@ template <class Program> constexpr bool fits(int cols) {
           (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0 && Program::FITS_256));
 }
 
-// The values of a thread's two rows.
+// The values of a thread's two rows, and of the step's group there.
 template <class Program> struct TwoRows {
-  static constexpr int COUNT = Program::RowValues::COUNT;
+  static constexpr int COUNT = Program::RowValues::COUNT, OF_GROUP = Program::GroupValues::COUNT;
   float values[COUNT > 0 ? COUNT : 1][2];
-  float squares[2]; // of Program::GROUP columns
+  float group[2][OF_GROUP > 0 ? OF_GROUP : 1];
 };
 
-// The sums of squares of this many columns of the product, in the thread's two rows.
-template <int COLUMNS> static DEVICE void sum_squares(const float *accumulators, float (&sums)[2]) {
+// Values of the group from step s on, of COLUMNS of its columns in the thread's two rows.
+template <class Program, int COLUMNS, class S>
+static DEVICE void group_values(const S &s, float (&two)[2][Program::GroupValues::COUNT]) {
+  using Values = typename Program::GroupValues;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    float all = 0;
+    float others[Values::COUNT];
+    Values::compute(s, h, two[h]);
 #pragma unroll
-    for (int i = h; i < COLUMNS / 4; i += 2)
-      all = fmaf(accumulators[2 * i], accumulators[2 * i],
-                 fmaf(accumulators[2 * i + 1], accumulators[2 * i + 1], all));
-    sums[h] = quad_sum(all);
+    for (int right = 64; right < COLUMNS; right += 64) {
+      Values::compute(s.moved(right), h, others);
+      Values::join(two[h], others);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) { // of those that share the row
+#pragma unroll
+      for (int v = 0; v < Values::COUNT; v++)
+        others[v] = __shfl_xor_sync(0xffffffffu, two[h][v], lanes);
+      Values::join(two[h], others);
+    }
   }
+}
+
+// Where a tile's values of columns lie in shared memory, in bytes. `column` is even, and its value
+// is followed by the next column's.
+template <class Program> static DEVICE constexpr uint32_t column_place(int column, int which = 0) {
+  return (column / 2 * Program::ColumnValues::COUNT + which) * 8;
+}
+
+// Stores a column's values there.
+template <class Program, int COUNT>
+static DEVICE void store_column(uint32_t to, int column, const float (&values)[COUNT]) {
+#pragma unroll
+  for (int v = 0; v < COUNT; v++)
+    shared_store(to + column_place<Program>(column & ~1, v) + (column & 1) * 4, values[v]);
 }
 
 // A step, as Program::step sees it, of a warpgroup's 64 rows or a warp's 16.
@@ -480,6 +547,7 @@ template <class Program, int ROWS = 64> struct Step {
   const TwoRows<Program> &rows;
   int first_column; // of the product
   uint32_t slot;    // the step's chunks in shared memory
+  uint32_t columns; // the values of the thread's first two columns there
   float copy_scale; // of the copies' Scaling
 
   // ---- The mapping of pairs to rows and columns
@@ -504,16 +572,27 @@ template <class Program, int ROWS = 64> struct Step {
     static_assert(Program::RowValues::COUNT > 0, "the program has to name its RowValues");
     return rows.values[which][i & 1];
   }
-  // The sum of the product's squares over Program::GROUP columns of pair i's row.
-  DEVICE float group_squares(int i) const {
-    static_assert(Program::GROUP > 1, "the program has to name its GROUP of columns");
-    return rows.squares[i & 1];
+  // One of the values that ColumnValues computes, for pair i's two columns; 0 past N.
+  DEVICE float2 column_values(int i, int which = 0) const {
+    static_assert(Program::ColumnValues::COUNT > 0, "the program has to name its ColumnValues");
+    return shared_load_two(columns + column_place<Program>(8 * (i >> 1), which));
   }
-  // Pair i's columns of a vector over the product's columns; 0 past N.
-  DEVICE float2 column_values(const float *vector, int i) const {
-    if (!inside(i)) return {0, 0};
-    // The compiler would move __ldg, and spill.
-    return *reinterpret_cast<const float2 *>(vector + column(i));
+  // One of the values that GroupValues computes for pair i's row in this step's group.
+  DEVICE float group_value(int i, int which = 0) const {
+    static_assert(Program::GROUP > 1, "the program has to name its GROUP of columns");
+    return rows.group[i & 1][which];
+  }
+  // Where row h's part of a statistic of this step's group goes.
+  template <class V> DEVICE V &group_part(const RowStat &to, int h) const {
+    return reinterpret_cast<V *>(to.data)[first_column / Program::GROUP * to.stride + block.row(h)];
+  }
+  // The step whose columns lie so many further right.
+  DEVICE Step moved(int right) const {
+    Step s = *this;
+    s.first_column += right;
+    s.accumulators += right / 2;
+    s.columns += column_place<Program>(right);
+    return s;
   }
 
   // ---- Tiles. Pairs must be loaded before a chunk's pairs are stored over them.

@@ -5,7 +5,7 @@
 // A block is 3 warpgroups and stays on its multiprocessor until all tiles are done. Warpgroup 0
 // only moves data:
 //     warp 0  operands               warps 2, 3  the epilogue tiles of consumers 0 and 1
-//     warp 1  row values             (one thread of each, but all of warp 1)
+//     warp 1  values of rows, columns  (one thread of each, but all of warp 1)
 // Warpgroups 1 and 2, the consumers, multiply and run the program. Either each takes half of the
 // rows of every tile (cooperative), or they take whole tiles in turns (ping-pong): then one's
 // epilogue hides behind the other's products. A cluster of 2 blocks takes neighbouring tiles of a
@@ -15,8 +15,8 @@
 //     full[stage]            operands are there: 1, and the bytes, whichever block sends them
 //     empty[stage]           they have been read: 1 for each consumer of the cluster's blocks
 //     turn[consumer]         ping-pong: the other consumer has issued all its products
-//     row_full[i]            the row values of a tile are there: 32
-//     row_empty[i]           they are no longer needed: 1 for each consuming warp
+//     values_full[i]         the values of a tile's rows and columns are there: 32
+//     values_empty[i]        they are no longer needed: 1 for each consuming warp
 //     ready[consumer][slot]  a step's tiles are loaded: 1, and the bytes
 //     done[consumer][slot]   its results are in the slot: 1 for each warp
 #pragma once
@@ -54,11 +54,15 @@ struct Tile {
   static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
 };
 
-// Shared memory, at a multiple of 1024: the stages, both consumers' slots, the row values of
-// two tiles, the barriers.
+// Shared memory, at a multiple of 1024: the stages, both consumers' slots, the values of two tiles'
+// rows and columns, the barriers.
 template <class T, class Program> struct Shared {
   static constexpr int SLOT_BYTES = 64 * slot_row_bytes<Program>();
-  static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
+  static constexpr int ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // bytes of a tile's
+  static constexpr int VALUES = ROW_VALUES + Program::ColumnValues::COUNT * T::COLS * 4;
+  // Tiles whose values are there. Columns' come during the multiplication, for which one would do
+  // where the consumers do not take turns, and its slots need the memory.
+  static constexpr int RING = Program::ColumnValues::COUNT > 0 && !T::PINGPONG ? 1 : 2;
 
   // Aligned memory needs no padding, so that a second slot fits; but it costs a register, which
   // some programs do not have.
@@ -66,7 +70,7 @@ template <class T, class Program> struct Shared {
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
   static constexpr int TICKET_BYTES = T::DYNAMIC ? TICKETS * TICKET : 0;
   static constexpr int FIXED =
-      T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + TICKET_BYTES + SLACK;
+      T::STAGES * T::STAGE_BYTES + RING * VALUES + BARRIERS * 8 + TICKET_BYTES + SLACK;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
   static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
@@ -83,10 +87,13 @@ template <class T, class Program> struct Shared {
     return base + T::STAGES * T::STAGE_BYTES + (consumer * SLOTS + i) * SLOT_BYTES;
   }
   DEVICE uint32_t row_values(int i) const {
-    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * A_ROW_VALUES;
+    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * VALUES;
+  }
+  DEVICE uint32_t column_values(int i) const {
+    return row_values(i) + ROW_VALUES;
   }
   DEVICE uint32_t barrier(int i) const {
-    return row_values(2) + i * 8;
+    return row_values(RING) + i * 8;
   }
   DEVICE uint32_t full(int s) const {
     return barrier(s);
@@ -97,10 +104,10 @@ template <class T, class Program> struct Shared {
   DEVICE uint32_t turn(int consumer) const {
     return barrier(2 * T::STAGES + consumer);
   }
-  DEVICE uint32_t row_full(int i) const {
+  DEVICE uint32_t values_full(int i) const {
     return barrier(2 * T::STAGES + 2 + i);
   }
-  DEVICE uint32_t row_empty(int i) const {
+  DEVICE uint32_t values_empty(int i) const {
     return barrier(2 * T::STAGES + 4 + i);
   }
   DEVICE uint32_t ready(int consumer, int slot) const {
@@ -120,8 +127,8 @@ template <class T, class Program> struct Shared {
     }
     for (int i = 0; i < 2; i++) {
       mbarrier_init(turn(i), 1);
-      mbarrier_init(row_full(i), 32);
-      mbarrier_init(row_empty(i), T::PINGPONG ? 4 : 8);
+      mbarrier_init(values_full(i), 32);
+      mbarrier_init(values_empty(i), T::PINGPONG ? 4 : 8);
       for (int slot = 0; slot < SLOTS; slot++) {
         mbarrier_init(ready(i, slot), 1);
         mbarrier_init(done(i, slot), 4);
@@ -359,25 +366,43 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     }
   }
 
-  // ---- Warp 1: row values, a tile ahead
+  // ---- Warp 1: values of rows and columns, a tile ahead
 
-  DEVICE void compute_row_values(const ProgramArgs &args) const {
-    Ring<2> ring(0);
+  DEVICE void row_values(const ProgramArgs &args, int row, uint32_t to) const {
+    static_assert(T::ROWS == 4 * 32, "four rows a lane");
+    const int lane = threadIdx.x % 32;
+    FourRows values[Program::RowValues::COUNT];
+    Program::RowValues::compute(args, row + lane, work.M, values);
+#pragma unroll
+    for (int v = 0; v < Program::RowValues::COUNT; v++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        shared_store(to + (v * T::ROWS + lane + 32 * i) * 4, values[v][i]);
+  }
+
+  DEVICE void column_values(const ProgramArgs &args, int first, uint32_t to) const {
+    constexpr int COUNT = Program::ColumnValues::COUNT, A_LANE = T::COLS / 32;
+    const int lane = threadIdx.x % 32;
+    float values[A_LANE][COUNT] = {};
+#pragma unroll
+    for (int i = 0; i < A_LANE; i++)
+      if (first + lane + 32 * i < work.N)
+        Program::ColumnValues::compute(args, first + lane + 32 * i, values[i]);
+#pragma unroll
+    for (int i = 0; i < A_LANE; i++) store_column<Program>(to, lane + 32 * i, values[i]);
+  }
+
+  DEVICE void compute_values(const ProgramArgs &args) const {
+    Ring<Shared<T, Program>::RING> ring(0);
     for (uint32_t i = 0;; i++, ring.next()) {
       int row, column_tile, matrix;
-      mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
+      mbarrier_wait(shared.values_empty(ring.at), ring.parity ^ 1);
       if (!work.find(i, row, column_tile, matrix)) break; // it is known by now
-      static_assert(T::ROWS == 4 * 32, "four rows a lane");
-      const int lane = threadIdx.x % 32;
-      FourRows values[Program::RowValues::COUNT];
-      Program::RowValues::compute(args, row + lane, work.M, values);
-#pragma unroll
-      for (int v = 0; v < Program::RowValues::COUNT; v++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          shared_store(shared.row_values(ring.at) + (v * T::ROWS + lane + 32 * i) * 4,
-                       values[v][i]);
-      mbarrier_arrive(shared.row_full(ring.at));
+      if constexpr (Program::RowValues::COUNT > 0)
+        row_values(args, row, shared.row_values(ring.at));
+      if constexpr (Program::ColumnValues::COUNT > 0)
+        column_values(args, column_tile * T::COLS, shared.column_values(ring.at));
+      mbarrier_arrive(shared.values_full(ring.at));
     }
   }
 
@@ -521,15 +546,16 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
                           const float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
     using S = Steps<T, Program>;
     Ring<Shared<T, Program>::SLOTS> ring(i_tile / Work<T, Program>::TURNS * S::A_TILE);
-    const Ring<2> rows(i_tile);
+    const Ring<Shared<T, Program>::RING> values_of(i_tile);
     const int lane = tile.thread & 31;
     const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
-    constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
+    constexpr bool COLUMNS = Program::ColumnValues::COUNT > 0,
+                   VALUES = Program::RowValues::COUNT > 0 || COLUMNS;
     // Positions are read again after each block; elsewhere that takes a register more.
     constexpr bool READS_AGAIN = T::DYNAMIC && T::COLS == 192;
     constexpr bool ARRIVE_EARLY =
-        T::BLOCKS == 1 && takes_all_memory<Program>; // later takes a register too many
-    if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
+        T::BLOCKS == 1 && takes_all_memory<Program> && !COLUMNS; // later takes a register too many
+    if (VALUES) mbarrier_wait(shared.values_full(values_of.at), values_of.parity);
     float copy_scale = 1;
     if (Copies::WIDTH > 0 && tile.args.copies) copy_scale = __ldg(&tile.args.copies->scale);
 #pragma unroll
@@ -545,25 +571,31 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int row = v * T::ROWS + first_row + (int)(block.row(h) - tile.first_row);
-          values.values[v][h] = shared_load(shared.row_values(rows.at) + row * 4);
+          values.values[v][h] = shared_load(shared.row_values(values_of.at) + row * 4);
         }
-      if (ROW_VALUES && ARRIVE_EARLY) {
+      if (VALUES && ARRIVE_EARLY) {
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+        if (lane == 0) mbarrier_arrive(shared.values_empty(values_of.at));
       }
       Program program;
 #pragma unroll
       for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
         mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
-        uint32_t slot = shared.slot(consumer, ring.at);
+        uint32_t slot = shared.slot(consumer, ring.at), columns = 0;
         // Otherwise the compiler keeps the addresses of all slots in registers.
         asm volatile("" : "+r"(slot));
-        const Step<Program> step = {block,  accumulators[b] + i * (Program::COLUMNS / 2),
-                                    values, tile.column_tile * T::COLS + i * Program::COLUMNS,
-                                    slot,   copy_scale};
+        if constexpr (COLUMNS) { // and those of all steps' columns, and their values
+          columns = shared.column_values(values_of.at) +
+                    column_place<Program>(i * Program::COLUMNS + 2 * (lane & 3));
+          asm volatile("" : "+r"(columns));
+        }
+        const Step<Program> step = {block,     accumulators[b] + i * (Program::COLUMNS / 2),
+                                    values,    tile.column_tile * T::COLS + i * Program::COLUMNS,
+                                    slot,      columns,
+                                    copy_scale};
         if constexpr (Program::GROUP > 1)
           if (i * Program::COLUMNS % Program::GROUP == 0)
-            sum_squares<Program::GROUP>(step.accumulators, values.squares);
+            group_values<Program, Program::GROUP>(step, values.group);
         program.step(step);
         fence_copy_engine();
         __syncwarp();
@@ -576,7 +608,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
       program.end(block);
       if constexpr (Copies::WIDTH > 0) program.largest_copied.store(block);
     }
-    if (ROW_VALUES && !ARRIVE_EARLY && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+    if (VALUES && !ARRIVE_EARLY && lane == 0) mbarrier_arrive(shared.values_empty(values_of.at));
   }
 
   DEVICE void consume(int consumer, const ProgramArgs &args) const {
@@ -635,7 +667,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (threadIdx.x == 0) {
       block.load_operands(&map_a, &map_b);
     } else if (warp == 1) {
-      if constexpr (Program::RowValues::COUNT > 0) block.compute_row_values(operands.args);
+      if constexpr (Program::RowValues::COUNT > 0 || Program::ColumnValues::COUNT > 0)
+        block.compute_values(operands.args);
     } else if (threadIdx.x == 64 || threadIdx.x == 96) {
       block.move_chunks(warp - 2, operands);
     }

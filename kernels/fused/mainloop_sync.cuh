@@ -191,16 +191,19 @@ private:
 
 // ---- The program
 
-// Reuses the stages' memory after the last product: row values, then, where a group has 128
-// columns, the sums of squares of each 64, then the warps' slots.
+// Reuses the stages' memory after the last product: the values of rows and columns, then, where a
+// group has 128 columns, the values of each 64, then the warps' slots.
 template <class Program> struct SyncShared {
   static constexpr bool GROUP_OF_TWO = Program::GROUP > SyncTile::WARP;
-  static constexpr int ROW_VALUES =
-      (Program::RowValues::COUNT + (GROUP_OF_TWO ? 2 : 0)) * SyncTile::ROWS * 4;
+  static constexpr int ROWS = Program::RowValues::COUNT, COLUMNS = Program::ColumnValues::COUNT,
+                       GROUP = Program::GroupValues::COUNT;
+  static constexpr int VALUES =
+      (ROWS + COLUMNS + (GROUP_OF_TWO ? 2 * GROUP : 0)) * SyncTile::ROWS * 4; // bytes
+  static_assert(SyncTile::ROWS == SyncTile::COLS, "both are counted in VALUES");
   static constexpr int SLOT_BYTES = SyncTile::SLAB * slot_row_bytes<Program>();
   static constexpr int WARPS = SyncTile::THREADS / 32;
   static constexpr int FITTING =
-      (SyncTile::STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (WARPS * SLOT_BYTES);
+      (SyncTile::STAGES * SyncTile::STAGE_BYTES - VALUES) / (WARPS * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < 4 ? FITTING : 4;
   static_assert(SLOTS >= 1, "no room for the program's tiles");
   uint32_t base;
@@ -208,11 +211,14 @@ template <class Program> struct SyncShared {
   DEVICE uint32_t row_value(int which, int row) const {
     return base + (which * SyncTile::ROWS + row) * 4;
   }
-  DEVICE uint32_t squares(int half, int row) const {
-    return row_value(Program::RowValues::COUNT + half, row);
+  DEVICE uint32_t columns() const {
+    return row_value(ROWS, 0);
+  }
+  DEVICE uint32_t group_value(int half, int which, int row) const {
+    return row_value(ROWS + COLUMNS + half * GROUP + which, row);
   }
   DEVICE uint32_t slot(int warp, int i) const {
-    return base + ROW_VALUES + (warp * SLOTS + i) * SLOT_BYTES;
+    return base + VALUES + (warp * SLOTS + i) * SLOT_BYTES;
   }
 };
 
@@ -302,18 +308,63 @@ template <class Program> struct SyncEpilogue {
                    by_col + (first_column + c) * stride + first_row,
                    first_column + c < columns.rows && first_row < columns.cols);
   }
-  // For the warp with the other 64 columns of the group.
-  DEVICE void share_squares(const SlabSums (&sums)[4]) const {
+  DEVICE RowBlock block_of(int s) const {
+    return {call.args,
+            lane,
+            row + s * SLAB,
+            column / SyncTile::WARP,
+            ((int)call.N + SyncTile::WARP - 1) / SyncTile::WARP,
+            call.M,
+            call.N,
+            0};
+  }
+  // Of the thread's row h in slab s.
+  DEVICE int in_block(int s, int h) const {
+    return row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8;
+  }
+  DEVICE TwoRows<Program> values_of(int s) const {
+    TwoRows<Program> values = {};
 #pragma unroll
-    for (int s = 0; s < 4; s++) {
-      float squares[2];
-      sum_squares<SyncTile::WARP>(sums[s], squares);
+    for (int v = 0; v < Program::RowValues::COUNT; v++)
 #pragma unroll
       for (int h = 0; h < 2; h++)
-        if (lane % 4 == 0)
-          shared_store(shared.squares(column / SyncTile::WARP % 2,
-                                      row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8),
-                       squares[h]);
+        values.values[v][h] = shared_load(shared.row_value(v, in_block(s, h)));
+    return values;
+  }
+  // Where the values of the thread's columns begin in a slab's step i.
+  DEVICE uint32_t columns(int i) const {
+    if constexpr (Shared::COLUMNS == 0) return 0;
+    return shared.columns() +
+           column_place<Program>(column % SyncTile::COLS + i * Program::COLUMNS + 2 * (lane & 3));
+  }
+  // For the warp with the other 64 columns of the group.
+  DEVICE void share_group_values(const SlabSums (&sums)[4]) const {
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      const RowBlock block = block_of(s);
+      TwoRows<Program> values = values_of(s);
+      group_values<Program, SyncTile::WARP>(
+          Step<Program, SLAB>{block, sums[s], values, column, 0, columns(0), 1}, values.group);
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int v = 0; v < Shared::GROUP; v++)
+          if (lane % 4 == 0)
+            shared_store(shared.group_value(column / SyncTile::WARP % 2, v, in_block(s, h)),
+                         values.group[h][v]);
+    }
+  }
+  // Both halves', joined.
+  DEVICE void shared_group_values(int s, TwoRows<Program> &values) const {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float others[Shared::GROUP];
+#pragma unroll
+      for (int v = 0; v < Shared::GROUP; v++) {
+        values.group[h][v] = shared_load(shared.group_value(0, v, in_block(s, h)));
+        others[v] = shared_load(shared.group_value(1, v, in_block(s, h)));
+      }
+      Program::GroupValues::join(values.group[h], others);
     }
   }
   DEVICE void run(const SlabSums (&sums)[4]) const {
@@ -321,41 +372,27 @@ template <class Program> struct SyncEpilogue {
     if (Copies::WIDTH > 0 && call.args.copies) copy_scale = __ldg(&call.args.copies->scale);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-      const RowBlock block = {call.args,
-                              lane,
-                              row + s * SLAB,
-                              column / SyncTile::WARP,
-                              ((int)call.N + SyncTile::WARP - 1) / SyncTile::WARP,
-                              call.M,
-                              call.N,
-                              0};
-      TwoRows<Program> values = {};
-#pragma unroll
-      for (int v = 0; v < Program::RowValues::COUNT; v++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-          values.values[v][h] =
-              shared_load(shared.row_value(v, row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8));
-      if constexpr (Shared::GROUP_OF_TWO)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const int in_block = row % SyncTile::ROWS + s * SLAB + lane / 4 + h * 8;
-          values.squares[h] =
-              shared_load(shared.squares(0, in_block)) + shared_load(shared.squares(1, in_block));
-        }
-      else if constexpr (Program::GROUP > 1)
-        sum_squares<Program::GROUP>(sums[s], values.squares);
+      const RowBlock block = block_of(s);
+      TwoRows<Program> values = values_of(s);
+      if constexpr (Shared::GROUP_OF_TWO) shared_group_values(s, values);
       Program program;
 #pragma unroll
       for (int i = 0; i < A_SLAB; i++) {
         const int step = s * A_SLAB + i;
-        uint32_t slot = shared.slot(warp, step % Shared::SLOTS);
+        uint32_t slot = shared.slot(warp, step % Shared::SLOTS), of_columns = columns(i);
         // Otherwise the compiler keeps the addresses of all slots in registers.
         asm volatile("" : "+r"(slot));
+        if constexpr (Shared::COLUMNS > 0) asm volatile("" : "+r"(of_columns));
         if constexpr (Loads::COUNT > 0) async_wait<Shared::SLOTS - 1>();
         __syncwarp();
-        program.step(Step<Program, SLAB>{block, sums[s] + i * (Program::COLUMNS / 2), values,
-                                         column + i * Program::COLUMNS, slot, copy_scale});
+        const Step<Program, SLAB> now = {block,     sums[s] + i * (Program::COLUMNS / 2),
+                                         values,    column + i * Program::COLUMNS,
+                                         slot,      of_columns,
+                                         copy_scale};
+        if constexpr (Program::GROUP > 1 && !Shared::GROUP_OF_TWO)
+          if (i * Program::COLUMNS % Program::GROUP == 0)
+            group_values<Program, Program::GROUP>(now, values.group);
+        program.step(now);
         __syncwarp();
         store(step, slot);
         __syncwarp();
@@ -406,14 +443,23 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
       thread % 32, warp};
 #pragma unroll
   for (int step = 0; step < SyncShared<Program>::SLOTS; step++) epilogue.load(step);
-  if constexpr (SyncShared<Program>::GROUP_OF_TWO) epilogue.share_squares(sums);
   if constexpr (VALUES > 0) {
     if (thread < SyncTile::ROWS)
 #pragma unroll
       for (int v = 0; v < VALUES; v++)
         shared_store(epilogue.shared.row_value(v, thread), of_row[v]);
   }
-  if constexpr (VALUES > 0 || SyncShared<Program>::GROUP_OF_TWO) __syncthreads();
+  if constexpr (SyncShared<Program>::COLUMNS > 0) { // now: registers are free
+    static_assert(SyncTile::THREADS == SyncTile::COLS, "a thread has a column");
+    float of_column[SyncShared<Program>::COLUMNS] = {};
+    if (column + thread < N) Program::ColumnValues::compute(call.args, column + thread, of_column);
+    store_column<Program>(epilogue.shared.columns(), thread, of_column);
+  }
+  if constexpr (SyncShared<Program>::VALUES > 0) __syncthreads();
+  if constexpr (SyncShared<Program>::GROUP_OF_TWO) {
+    epilogue.share_group_values(sums);
+    __syncthreads();
+  }
   if (epilogue.column < N) epilogue.run(sums);
 }
 

@@ -46,7 +46,7 @@ typedef struct ProgramArgs {
   RowStat out[2];       // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum;
                         // or ColumnSum's, as it says
   float inverse_D, eps; // r = rsqrt(sum of squares * inverse_D + eps)
-  const float *columns; // a vector over the product's columns, [N], at an 8-byte boundary
+  const void *columns[2]; // vectors over the product's columns, [N], fp32 or bf16
   union {
     int32_t i;
     float f;

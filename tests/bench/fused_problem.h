@@ -358,7 +358,7 @@ static inline void problem_open(Problem *p) {
   }
   p->scratch = take(p, (size_t)(M * N) * 2);
   p->out = program->store_cols[0] ? (void *)(uintptr_t)p->call.stores[0].data : p->scratch;
-  p->call.args.columns = take_filled(p, N, 1);
+  p->call.args.columns[0] = take_filled(p, N, 1);
   add_statistics(p);
   if (p->subject->prepare) p->subject->prepare(p);
   CUDA_CHECK(cudaDeviceSynchronize()); // the copies above are of another stream

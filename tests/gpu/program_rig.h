@@ -375,7 +375,7 @@ static inline void rig_open(Rig *r, Machine *m, const Case *c, Shape s, const vo
   statistic_in(r, 0, parts[s.M % 5], "squares");
   statistic_in(r, 1, parts[(s.M + 3) % 5], "sums");
   r->columns = random_bf16(s.N, 1, "columns");
-  r->call.args.columns = fp32_buffer(&r->b, s.N, r->columns);
+  r->call.args.columns[0] = fp32_buffer(&r->b, s.N, r->columns);
   r->call.args.inverse_D = 1 / (float)s.K;
   r->call.args.eps = eps;
   if (c->prepare) c->prepare(r);

@@ -687,7 +687,7 @@ static void a_call_is_one_kernel(void **state) {
       .B = memory,
       .loads = {square, square},
       .stores = {square, square},
-      .args = {.in = {parts, parts}, .out = {parts, parts}, .columns = memory}};
+      .args = {.in = {parts, parts}, .out = {parts, parts}, .columns = {memory, memory}}};
   for (int i = 0; i < CASES; i++) {
     const OpenProgram open = program_open(m, cases[i].program);
     for (int tile = 0; tile < TILE_SHAPES; tile++)

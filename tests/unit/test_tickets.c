@@ -47,10 +47,11 @@ typedef struct Cluster {
   int64_t loaded[BLOCKS];              // stages that its operands' warp has sent
   int64_t released[BLOCKS][CONSUMERS]; // stages, of all tiles, up to which it has read its own
   int64_t issued[BLOCKS];              // tiles whose products were issued, where there are turns
-  int64_t values[BLOCKS];              // tiles that have row values
-  int64_t used[BLOCKS][CONSUMERS];     // tile whose row values it used last, plus one
+  int ahead;                           // tiles whose values fit: 1 only without turns
+  int64_t values[BLOCKS];              // tiles that have values of rows, columns
+  int64_t used[BLOCKS][CONSUMERS];     // tile whose values it used last, plus one
   int64_t ready[BLOCKS][CONSUMERS], finished[BLOCKS][CONSUMERS]; // steps
-  Role operands[BLOCKS], row_values[BLOCKS], consumers[BLOCKS][CONSUMERS],
+  Role operands[BLOCKS], tile_values[BLOCKS], consumers[BLOCKS][CONSUMERS],
       movers[BLOCKS][CONSUMERS];
   bool wrong; // a word was read that was written too early, or not at all
 } Cluster;
@@ -115,11 +116,11 @@ static bool load_operands(Cluster *c, int b) {
   return true;
 }
 
-static bool compute_row_values(Cluster *c, int b) {
-  Role *r = &c->row_values[b];
+static bool compute_values(Cluster *c, int b) {
+  Role *r = &c->tile_values[b];
   for (int k = 0; k < CONSUMERS; k++) {
     const bool of_it = c->shape.turns == 1 || r->tile % 2 == k;
-    if (of_it && r->tile >= 2 && c->used[b][k] <= r->tile - 2) return false;
+    if (of_it && r->tile >= c->ahead && c->used[b][k] <= r->tile - c->ahead) return false;
   }
   if (!published(c, b, r->tile)) return false;
   r->done = !exists(c, b, r->tile);
@@ -209,7 +210,7 @@ static bool move_chunks(Cluster *c, int b, int k) {
 static Role *role_of(Cluster *c, int i) {
   const int b = i & 1;
   return i < 2   ? &c->operands[b]
-         : i < 4 ? &c->row_values[b]
+         : i < 4 ? &c->tile_values[b]
          : i < 8 ? &c->consumers[b][i >> 1 & 1]
                  : &c->movers[b][i >> 1 & 1];
 }
@@ -218,7 +219,7 @@ static bool go_on(Cluster *c, int i) {
   const int b = i & 1, k = i >> 1 & 1;
   if (role_of(c, i)->done) return false;
   return i < 2   ? load_operands(c, b)
-         : i < 4 ? compute_row_values(c, b)
+         : i < 4 ? compute_values(c, b)
          : i < 8 ? consume(c, b, k)
                  : move_chunks(c, b, k);
 }
@@ -272,6 +273,7 @@ static int failures(int words, int draws) {
           for (int draw = 0; draw < draws; draw++) {
             Cluster c;
             open(&c, shapes[s], words, k_stages, slots, lengths[n]);
+            c.ahead = shapes[s].turns == 2 || draw % 2 == 0 ? 2 : 1;
             const uint64_t key = (uint64_t)(((s * 8 + k_stages) * 8 + slots) * 8 + (int)n) << 20;
             count += !runs(&c, key + (uint64_t)draw, draw % 3 == 0 ? 0 : draw % 3 == 1 ? 3 : 50);
           }

@@ -28,7 +28,7 @@ template <class In> struct Residual : Pairs<Residual<In>, In> {
   static constexpr int COPY_SCALE = 1;
   using Loads = Chunks<64>;
   using Copies = typename In::template Copies<64>;
-  using RowValues = std::conditional_t<In::COPIES, ScaleAhead, NoRowValues>;
+  using RowValues = std::conditional_t<In::COPIES, ScaleAhead, NoValues>;
   RowSum squares;
 
   template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t x) {

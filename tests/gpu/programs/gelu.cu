@@ -28,13 +28,13 @@ struct GegluBackward : GatedBackward<GegluBackward, Bf16, 4> {
 DEFINE_PROGRAM(GegluBackward, geglu_backward)
 
 // ---- With a bias, as GPT-2 has it: z = A B^T + b, y = gelu(z) of z as stored.
-//   args.columns b [N]   stores[0] z [M, N]   stores[1] y [M, N]
+//   args.columns[0] b [N]   stores[0] z [M, N]   stores[1] y [M, N]
 struct BiasGelu : Pairs<BiasGelu> {
-  static constexpr bool FITS_192 = false;
   using Stores = Chunks<64, 64>;
+  using ColumnValues = Vectors<float>;
 
   template <class S> DEVICE uint2 pair(const S &s, int i, float2 v) const {
-    const float2 b = s.column_values(s.block.args.columns, i);
+    const float2 b = s.column_values(i);
     const uint32_t z = bf16_two(v.x + b.x, v.y + b.y);
     const float x = bf16_low(z), y = bf16_high(z);
     return {z, bf16_two(x * gelu_sigmoid(x), y * gelu_sigmoid(y))};

@@ -1,7 +1,7 @@
 // out = LayerNorm(x) W^T with A = x, B = W: r (A B^T - mean w), where w[n] is the sum of W's row n.
 // The norm's gain is folded into W. And of out's rows, as stored, the sums and the sums of squares
 // for the next norm. arXiv 1607.06450.
-//   args.in[0] sums of squares of A's rows, in[1] their sums, inverse_D, eps, columns w [N]
+//   args.in[0] sums of squares of A's rows, in[1] their sums, inverse_D, eps, columns[0] w [N]
 //   stores[0] out [M, N]   args.out[0] sums of squares, out[1] sums
 #include "kernels/fused/define.cuh"
 
@@ -20,12 +20,12 @@ struct MeanAndRstd {
 };
 
 struct LayerNorm : Pairs<LayerNorm> {
-  static constexpr int STATIC_COLS = 192;
   using RowValues = MeanAndRstd;
+  using ColumnValues = Vectors<float>;
   RowSum squares, sums;
 
   template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v) {
-    const float2 w = s.column_values(s.block.args.columns, i);
+    const float2 w = s.column_values(i);
     const float mean = s.row_value(i, 0), r = s.row_value(i, 1);
     const uint32_t out = bf16_two(r * (v.x - mean * w.x), r * (v.y - mean * w.y));
     squares.add_squares(i, out);

@@ -89,6 +89,21 @@ template <class Program> struct EmulatedStep : Step<Program> {
     const float *pair = values + row * this->block.N + col;
     return {pair[0], col + 1 < this->block.N ? pair[1] : 0};
   }
+  float2 column_values(int i, int which = 0) const {
+    float two[2] = {0, 0};
+    for (int e = 0; e < 2; e++) {
+      float values[Program::ColumnValues::COUNT];
+      if (this->column(i) + e >= this->block.N) continue;
+      Program::ColumnValues::compute(operands.args, this->column(i) + e, values);
+      two[e] = values[which];
+    }
+    return {two[0], two[1]};
+  }
+  EmulatedStep moved(int right) const {
+    EmulatedStep s = *this;
+    s.first_column += right;
+    return s;
+  }
   EmulatedMap map_of(const CUtensorMap &map, int64_t width) const {
     return EmulatedMap::of(map).in_boxes(64, width).of_matrix(this->block.matrix);
   }
@@ -190,18 +205,14 @@ void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const
     const float copy_scale = operands.args.copies ? operands.args.copies->scale : 1;
     Program program;
     for (int column = 0; column < COLS; column += Program::COLUMNS) {
-      const Step<Program> step = {block, nullptr,   rows, tile.column_tile * COLS + column,
-                                  0,     copy_scale};
+      const EmulatedStep<Program> step = {
+          {block, nullptr, rows, tile.column_tile * COLS + column, 0, 0, copy_scale},
+          operands,
+          values,
+          COLS};
       if constexpr (Program::GROUP > 1)
-        for (int h = 0; h < 2; h++) {
-          const int group = step.first_column / Program::GROUP * Program::GROUP;
-          rows.squares[h] = 0;
-          for (int n = group; n < group + Program::GROUP && n < block.N; n++) {
-            const float v = block.row(h) < block.M ? values[block.row(h) * block.N + n] : 0;
-            rows.squares[h] += v * v;
-          }
-        }
-      program.step(EmulatedStep<Program>{step, operands, values, COLS});
+        if (column % Program::GROUP == 0) group_values<Program, Program::GROUP>(step, rows.group);
+      program.step(step);
     }
     program.end(block);
     if constexpr (Program::Copies::WIDTH > 0) program.largest_copied.store(block);

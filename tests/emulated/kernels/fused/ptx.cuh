@@ -32,6 +32,9 @@ static DEVICE float shared_load(uint32_t from) {
   memcpy(&v, shared_bytes(from, sizeof v), sizeof v);
   return v;
 }
+static DEVICE float2 shared_load_two(uint32_t from) {
+  return {shared_load(from), shared_load(from + 4)};
+}
 static DEVICE void shared_store(uint32_t to, float v) {
   memcpy(shared_bytes(to, sizeof v), &v, sizeof v);
 }
