@@ -79,10 +79,9 @@ bench: train $(BENCH_FUSED) ## time kernels, layers and steps on a GPU
 	  model.num_hidden_layers=$${width#*:}; done
 kernels: train ## list the fused kernels: tile, registers, stack, spills
 	@scripts/compile_fused.sh --show $(patsubst %.cu,build/release/%.ptxas,$(FUSED_CU))
-program: $(PROGRAM:.cu=.o) ## compile one fused program alone: make program NAME=residual
+program: $(PROGRAM:.cu=.o) ## compile the file of one fused program: make program NAME=residual
 	@$(if $(PROGRAM),scripts/compile_fused.sh --show $(PROGRAM:.cu=.ptxas),echo 'make: there is no \
-	  fused program "$(NAME)"; NAME is one of: $(sort $(notdir $(basename $(FUSED_CU) $(TEST_CU))))' \
-	  >&2; exit 1)
+	  fused program "$(NAME)"; NAME is one of: $(PROGRAM_NAMES)' >&2; exit 1)
 test-program: $(firstword $(EMULATED_TESTS)) ## test one fused program on the CPU: NAME=residual
 	$< $(NAME) $(SHAPE)
 sanitize: all $(PLANTED_FAULTS) ## memcheck, racecheck, initcheck, synccheck of a small model

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the quick tests of one file: the unit tests that call a function of it, directly or
-# through tests/support. For a fused program that is its test on the CPU.
+# through tests/support. For a file of fused programs those are their tests on the CPU.
 # usage: make check FILE=data/loader.c
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,12 @@ users() { grep -lwE "$@" || true; }
 
 case $file in
 tests/unit/test_*.c | tests/cli/test_*.sh) tests=$file ;;
-kernels/fused/programs/*.cu) exec make -s test-program "NAME=$(basename -s .cu "$file")" ;;
+*/programs/*.cu)
+  for name in $(sed -nE 's/^DEFINE_PROGRAM.*, (\w+).*/\1/p' "$file"); do
+    make -s test-program "NAME=$name"
+  done
+  exit
+  ;;
 *.c)
   make -s "build/release/${file%.c}.o"
   names=$(nm --defined-only -g "build/release/${file%.c}.o" | awk 'NF == 3 { print $3 }' | paste -sd '|')

@@ -83,9 +83,10 @@ build/release/test_programs.a: $(TEST_CU:%.cu=build/release/%.o); $(ARCHIVE)
 $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 $(GPU_PROGRAMS): %: %.o $(addprefix build/release/,gpu_tests.a test_programs.a gpu.a)
 	$(LINK) -lcmocka $(CUDA_LIBS)
-# `make program NAME=residual` compiles this one.
+# `make program NAME=residual` compiles the file that defines this program.
 FUSED_CU := $(filter kernels/fused/programs/%,$(CUDA_CU))
-PROGRAM := $(filter kernels/fused/programs/$(NAME).cu tests/%/$(NAME).cu,$(CUDA_CU) $(TEST_CU))
+PROGRAM_NAMES = $(sort $(shell sed -nE 's/^DEFINE_PROGRAM.*, (\w+).*/\1/p' $(FUSED_CU) $(TEST_CU)))
+PROGRAM := $(if $(NAME),$(shell grep -lE '^DEFINE_PROGRAM\(.*, $(NAME)\)' $(FUSED_CU) $(TEST_CU)))
 PROGRAM := $(PROGRAM:%=build/release/%)
 
 # ---- tests/emulated: the tests and the programs of the GPU, with a CPU's stand-ins for CUDA and

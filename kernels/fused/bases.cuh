@@ -36,9 +36,14 @@ template <class Program> struct CopiesOut {
 //     uint32_t   packed bf16, which is stored, and whose stored values are copied
 //     uint2      two such: x goes to stores[0], y to stores[1], and y is copied
 //     float2     values that are only copied: Stores = Chunks<>
+//     StoredAndCopied   packed bf16 that is only stored, and values that are only copied
 // TOGETHER pairs (4, 8 or 16) are computed at once: fewer need fewer registers. After each such
 // group `stored` gets the values that were written to stores[0], for statistics that process many
 // pairs at a time.
+struct StoredAndCopied {
+  uint32_t stored;
+  float2 copied;
+};
 template <class Program, class In = Bf16, int TOGETHER = 4> struct Pairs : ProgramDefaults<In> {
   using Stores = Chunks<64>;
 
@@ -95,6 +100,12 @@ private:
   static DEVICE void made(const S &s, int i, float2 v, uint32_t &, uint32_t &, Copies &copies) {
     static_assert(Program::Stores::COUNT == 0, "what is stored is packed bf16");
     copies.put(s, i, v);
+  }
+  template <class S, class Copies>
+  static DEVICE void made(const S &s, int i, const StoredAndCopied &v, uint32_t &x, uint32_t &,
+                          Copies &copies) {
+    x = v.stored;
+    copies.put(s, i, v.copied);
   }
 };
 

@@ -274,6 +274,7 @@ static const Subject subjects[] = {
      IN_FP8, false, NULL, NULL},
     // Tests' programs
     {&fused_program_bias_gelu_backward, PROGRAMS, ANY, false, prepare_column_sums, NULL},
+    {&fused_program_gated_residual_backward, PROGRAMS, ANY, false, prepare_column_sums, NULL},
     {&fused_program_capped_dlogits, PROGRAMS, ANY, false, prepare_lse, NULL},
     {&fused_program_capped_dlogits_fp8, PROGRAMS, ANY, false, prepare_lse, NULL},
     {&fused_program_head_norm_rope_64, PROGRAMS, ANY, false, prepare_rope, NULL},
@@ -311,10 +312,10 @@ static inline void add_statistics(Problem *p) {
   args->eps = 1e-5f;
   const RowStat one_part = {(stat_t *)take_filled(p, M, (float)w->D), M, 1};
   p->r = (RowScale){.sumsq = one_part, .D = w->D, .eps = args->eps};
-  // As many as the smallest tiles leave, of two numbers; each launch says how many it means.
+  // As many as the smallest tiles leave, of four numbers; each launch says how many it means.
   for (int i = 0; i < 2; i++)
     args->out[i] = (RowStat){
-        .data = take(p, (size_t)(tile_parts(TILE_64x64, p->product.N) * M) * sizeof(MaxSum)),
+        .data = take(p, (size_t)(tile_parts(TILE_64x64, p->product.N) * M) * 4 * sizeof(float)),
         .stride = M};
 }
 
@@ -358,7 +359,7 @@ static inline void problem_open(Problem *p) {
   }
   p->scratch = take(p, (size_t)(M * N) * 2);
   p->out = program->store_cols[0] ? (void *)(uintptr_t)p->call.stores[0].data : p->scratch;
-  p->call.args.columns[0] = take_filled(p, N, 1);
+  for (int i = 0; i < 2; i++) p->call.args.columns[i] = take_filled(p, N, 1);
   add_statistics(p);
   if (p->subject->prepare) p->subject->prepare(p);
   CUDA_CHECK(cudaDeviceSynchronize()); // the copies above are of another stream

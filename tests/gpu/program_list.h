@@ -18,7 +18,10 @@
   ROW(geglu_backward)                                                                              \
   ROW(bias_gelu)                                                                                   \
   ROW(bias_gelu_backward)                                                                          \
-  ROW(bias_copies_fp8)                                                                             \
+  ROW(silu_copies_fp8)                                                                             \
+  ROW(gated_residual)                                                                              \
+  ROW(gated_residual_backward)                                                                     \
+  ROW(router)                                                                                      \
   ROW(clamped_swiglu)                                                                              \
   ROW(clamped_swiglu_fp8)                                                                          \
   ROW(clamped_swiglu_backward)                                                                     \

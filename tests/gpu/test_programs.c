@@ -129,9 +129,74 @@ static void norm_dgrad_fp8(const Row *row) {
   }
 }
 
-static void bias_copies(const Row *row) {
-  for (int64_t n = 0; n < row->N; n++)
-    row_store(row, COPIED, n, (double)row->product[n] / row->q + (double)row->columns[n]);
+static void silu_copies(const Row *row) {
+  for (int64_t n = 0; n < row->N; n++) {
+    const double z =
+        (double)row_store(row, 0, n, (double)row->product[n] / row->q + (double)row->columns[0][n]);
+    row_store(row, COPIED, n, z / (1 + exp(-z)));
+  }
+}
+
+static void gated_residual(const Row *row) {
+  for (int64_t n = 0; n < row->N; n++) {
+    const float f = row_store(row, 1, n, (double)row->product[n]);
+    row_store(row, 0, n, (double)row->loads[0][n] + tanh((double)row->columns[0][n]) * (double)f);
+  }
+}
+
+static void gated_residual_backward(const Row *row) {
+  for (int64_t n = 0; n < row->N; n++) {
+    const double t = tanh((double)row->columns[0][n]);
+    const float dout = row_store(row, 0, n, (double)(row->product[n] + row->loads[0][n]));
+    row_store(row, 1, n, t * (double)dout);
+    row->terms[0][n] = (float)((1 - t * t) * (double)dout * (double)row->loads[1][n]);
+  }
+}
+
+// ---- Experts, 64 a group
+
+enum { EXPERTS = 64 };
+
+static void router(const Row *row) {
+  for (int64_t first = 0; first < row->N; first += EXPERTS) {
+    const int64_t end = first + EXPERTS < row->N ? first + EXPERTS : row->N;
+    double largest = -INFINITY, sum = 0;
+    for (int64_t n = first; n < end; n++) largest = fmax(largest, (double)row->product[n]);
+    for (int64_t n = first; n < end; n++) sum += exp((double)row->product[n] - largest);
+    for (int64_t n = first; n < end; n++) {
+      const double p = exp((double)row->product[n] - largest) / sum;
+      row->terms[0][n] = (float)p;
+      row_store(row, 0, n, p);
+    }
+  }
+}
+
+// Of equal P either may be the larger one: sums differ in their last bits.
+static void expect_two_largest(const Rig *r, const float *got) {
+  const int64_t M = r->s.M, N = r->s.N, stride = r->call.args.out[0].stride,
+                groups = (N + EXPERTS - 1) / EXPERTS;
+  double worst = 0;
+  for (int64_t group = 0; group < groups; group++)
+    for (int64_t m = 0; m < M; m++) {
+      const float *two = got + 4 * (group * stride + m), *p = r->terms[0] + m * N;
+      const int64_t first = EXPERTS * group, end = first + EXPERTS < N ? first + EXPERTS : N,
+                    chosen[2] = {(int64_t)two[0], (int64_t)two[2]};
+      float rest = 0;
+      for (int64_t n = first; n < end; n++)
+        if (n != chosen[0] && n != chosen[1]) rest = fmaxf(rest, p[n]);
+      for (int i = 0; i < 2; i++) {
+        if (!(chosen[i] >= first && chosen[i] < end) || chosen[0] == chosen[1])
+          fail_msg("row %lld: columns %g and %g", (long long)m, (double)two[0], (double)two[2]);
+        const double here = (double)p[chosen[i]], larger = (double)(i ? rest : p[chosen[1]]);
+        worst = fmax(worst, fmax(fabs((double)two[2 * i + 1] - here), larger - here) / here);
+      }
+    }
+  printf("# two largest: %.2e off (bound 1e-4)\n", worst);
+  assert_true(worst <= 1e-4);
+  for (int64_t group = 0; group < groups; group++)
+    expect_unwritten("between groups", got + 4 * (group * stride + M), 4 * (stride - M));
+  expect_unwritten("beyond the groups", got + 4 * groups * stride,
+                   r->out_elements[0] - 4 * groups * stride);
 }
 
 static void absmax(const Row *row) {
@@ -143,8 +208,8 @@ static void layer_norm(const Row *row) {
   const double mean = row->in[1] / row->D,
                r = 1 / sqrt(row->in[0] / row->D - mean * mean + (double)eps);
   for (int64_t n = 0; n < row->N; n++) {
-    const double centred = (double)row->product[n] - mean * (double)row->columns[n];
-    const float out = row_store(row, 0, n, r * centred);
+    const double centred = (double)row->product[n] - mean * (double)row->columns[0][n];
+    const float out = row_store(row, 0, n, r * centred + (double)row->columns[1][n]);
     row->terms[0][n] = out * out;
     row->terms[1][n] = out;
   }
@@ -193,7 +258,7 @@ static void geglu_gradient(float gate, float up, float dy, float *dgate, float *
 
 static void bias_gelu(const Row *row) {
   for (int64_t n = 0; n < row->N; n++) {
-    const float z = row_store(row, 0, n, (double)(row->product[n] + row->columns[n]));
+    const float z = row_store(row, 0, n, (double)(row->product[n] + row->columns[0][n]));
     row_store(row, 1, n, (double)geglu(z, 1));
   }
 }
@@ -293,8 +358,8 @@ static void head_norm_rope(const Row *row) {
     for (int64_t j = 0; j < c->d / 2; j++) {
       const int64_t n = head + 2 * j;
       const double angle = position * frequency(c, j), cosine = cos(angle), sine = sin(angle),
-                   x = norm * (double)row->product[n] * (double)row->columns[n],
-                   y = norm * (double)row->product[n + 1] * (double)row->columns[n + 1];
+                   x = norm * (double)row->product[n] * (double)row->columns[0][n],
+                   y = norm * (double)row->product[n + 1] * (double)row->columns[0][n + 1];
       row_store(row, 0, n, x * cosine - y * sine);
       row_store(row, 0, n + 1, y * cosine + x * sine);
     }
@@ -448,7 +513,18 @@ static const Case cases[] = {
      .out = {COLUMN_SUM},
      .out_floor = 2e-6,
      .in_place_of = 1},
-    {.program = &fused_program_bias_copies_fp8, .row = bias_copies},
+    {.program = &fused_program_silu_copies_fp8, .row = silu_copies},
+    {.program = &fused_program_gated_residual, .row = gated_residual, .in_place_of = 1},
+    {.program = &fused_program_gated_residual_backward,
+     .row = gated_residual_backward,
+     .out = {COLUMN_SUM},
+     .out_floor = 2e-6,
+     .in_place_of = 1},
+    {.program = &fused_program_router,
+     .row = router,
+     .scale = 2,
+     .out = {OF_ITS_OWN},
+     .expect = expect_two_largest},
     {.program = &fused_program_clamped_swiglu, .row = clamped_swiglu_row, .scale = 5},
     {.program = &fused_program_clamped_swiglu_fp8,
      .row = clamped_swiglu_row,
