@@ -56,10 +56,11 @@ struct Router : Pairs<Router> {
     return bf16_two(probability(s, i, v.x), probability(s, i, v.y));
   }
   template <class S> DEVICE void step(const S &s) {
+    if (!s.inside(0)) return; // no expert is here
     Pairs<Router>::step(s);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-      if (s.inside(0) && s.block.writes(h))
+      if (s.block.writes(h))
         s.template group_part<float4>(s.block.args.out[0],
                                       h) = {s.group_value(h, Routing::FIRST_COLUMN),
                                             probability(s, h, s.group_value(h, Routing::FIRST)),
