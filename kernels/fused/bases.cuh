@@ -295,4 +295,5 @@ struct GatedBackward : ProgramDefaults<In> {
                                          {program_kernel<Tile128x256, program_##name_>(),          \
                                           program_kernel<Tile128x192, program_##name_>(),          \
                                           program_kernel<Tile128x128, program_##name_>(),          \
+                                          program_kernel<Tile128x64, program_##name_>(),           \
                                           sync_program_kernel<program_##name_>()}};

@@ -438,6 +438,8 @@ template <class In = Bf16> struct ProgramDefaults {
   // True where its registers suffice for a tile of 192 columns; and where its tiles fit in shared
   // memory beside the operands of 256.
   static constexpr bool FITS_192 = true, FITS_256 = true;
+  // True where it has a tile of 64 columns, which is for products of no more.
+  static constexpr bool FITS_64 = false;
   // The columns of the tile that clusters take in a fixed order, since by tickets (tickets.h) its
   // kernel would spill; 0: none.
   static constexpr int STATIC_COLS = 0;
@@ -492,8 +494,9 @@ template <class Program> constexpr int depth_of() {
 // twice.
 template <class Program> constexpr bool fits(int cols) {
   return cols % Program::GROUP == 0 &&
-         (cols == 128 ||
-          (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0 && Program::FITS_256));
+         (cols == 128 || (cols == 64    ? Program::FITS_64
+                          : cols == 192 ? Program::FITS_192
+                                        : Program::PROMOTE == 0 && Program::FITS_256));
 }
 
 // The values of a thread's two rows, and of the step's group there.

@@ -42,10 +42,10 @@ enum { ROPE_FIRST, ROPE_PERIOD, ROPE_HEAD_DIM, ROPE_ROTATED };
 // The arguments that programs read and write besides tiles. Each program's file says which of these
 // it uses, and names its params.
 typedef struct ProgramArgs {
-  RowStat in[2];        // where RMSNorm's r is needed, in[0] has the sums of squares
-  RowStat out[2];       // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum;
-                        // or ColumnSum's, as it says
-  float inverse_D, eps; // r = rsqrt(sum of squares * inverse_D + eps)
+  RowStat in[2];          // where RMSNorm's r is needed, in[0] has the sums of squares
+  RowStat out[2];         // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum;
+                          // or ColumnSum's, as it says
+  float inverse_D, eps;   // r = rsqrt(sum of squares * inverse_D + eps)
   const void *columns[2]; // vectors over the product's columns, [N], fp32 or bf16
   union {
     int32_t i;

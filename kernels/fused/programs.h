@@ -51,6 +51,7 @@ typedef enum TileShape {
   TILE_128x256, // two warpgroups, 64 rows each, compute and then store together
   TILE_128x192, // two warpgroups in turns: one stores while the other computes
   TILE_128x128, // the same
+  TILE_128x64,  // as the first, of programs for few columns (FITS_64)
   WGMMA_SHAPES,
   TILE_64x64 = WGMMA_SHAPES, // mma.sync: a warp's of the four that a block has
   TILE_SHAPES

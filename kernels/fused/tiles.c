@@ -44,8 +44,11 @@ static const Exposed exposed[PROGRAMS + 1] = {
 };
 
 static int64_t tile_cols(TileShape tile) {
-  static const int64_t cols[TILE_SHAPES] = {
-      [TILE_128x256] = 256, [TILE_128x192] = 192, [TILE_128x128] = 128, [TILE_64x64] = 64};
+  static const int64_t cols[TILE_SHAPES] = {[TILE_128x256] = 256,
+                                            [TILE_128x192] = 192,
+                                            [TILE_128x128] = 128,
+                                            [TILE_128x64] = 64,
+                                            [TILE_64x64] = 64};
   return cols[tile];
 }
 
@@ -67,7 +70,8 @@ static const Exposed *exposed_of(ProgramName name) {
 static TileShape fastest(const Exposed *e, int64_t K, const int64_t *tiles) {
   const double extra[WGMMA_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
                                       [TILE_128x192] = e->of_192,
-                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
+                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K,
+                                      [TILE_128x64] = NONE}; // few programs have it
   TileShape best = TILE_128x192;
   double least = 0;
   for (int tile = 0; tile < WGMMA_SHAPES; tile++) {

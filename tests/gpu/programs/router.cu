@@ -46,7 +46,7 @@ private:
 
 struct Router : Pairs<Router> {
   static constexpr int GROUP = 64;
-  static constexpr bool FITS_192 = false;
+  static constexpr bool FITS_64 = true, FITS_192 = false;
   using GroupValues = Routing;
 
   template <class S> static DEVICE float probability(const S &s, int i, float logit) {

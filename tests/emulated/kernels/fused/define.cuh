@@ -256,6 +256,7 @@ template <int COLUMNS> struct EmulatedTile { static constexpr int COLS = COLUMNS
 using Tile128x256 = EmulatedTile<256>;
 using Tile128x192 = EmulatedTile<192>;
 using Tile128x128 = EmulatedTile<128>;
+using Tile128x64 = EmulatedTile<64>;
 
 template <class T, class Program> ProgramKernel program_kernel() {
   ProgramKernel k = {};
