@@ -315,6 +315,7 @@ typedef struct RopeCase {
 static const RopeCase rope_cases[] = {
     {130, 72, 2, 1, 64, 1, 0, 0, 1},         // every row the same position
     {1, 64, 2, 1, 64, 1, 8191, 0, 1},        // generation
+    {77, 64, 2, 1, 128, 5, 0, 0, 1},         // heads of two warps
     {333, 48, 4, 1, 48, 7, 0, 0, 1},         // sequences shorter than a chunk; rotated 240
     {1000, 328, 5, 1, 80, 77, 5, 0, 1},      // heads that no chunk starts with; rotated 480
     {999, 128, 4, 2, 128, 333, 0, 90000, 8}, // far out
