@@ -13,8 +13,8 @@ users() { grep -lwE "$@" || true; }
 case $file in
 tests/unit/test_*.c | tests/cli/test_*.sh) tests=$file ;;
 */programs/*.cu)
-  for name in $(sed -nE 's/^DEFINE_PROGRAM.*, (\w+).*/\1/p' "$file"); do
-    make -s test-program "NAME=$name"
+  sed -nE 's/^DEFINE_PROGRAM.*, (\w+).*/\1/p' "$file" | while read -r name; do
+    make -s test-program "NAME=$name" </dev/null
   done
   exit
   ;;
