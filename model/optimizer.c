@@ -26,6 +26,13 @@ double learning_rate(const OptimizerConfig *o, int64_t step, int64_t steps) {
   return o->learning_rate;
 }
 
+double muon_momentum(const OptimizerConfig *o, int64_t step, int64_t steps) {
+  const int64_t warmup = min_i64(o->momentum_warmup, steps / 3);
+  const double first = fmin(MUON_FIRST_MOMENTUM, o->momentum);
+  if (step >= warmup) return o->momentum;
+  return first + (o->momentum - first) * (double)step / (double)warmup;
+}
+
 AdamW adamw_at(const OptimizerConfig *o, int64_t step, int64_t steps) {
   return (AdamW){
       .learning_rate = learning_rate(o, step, steps),
@@ -33,7 +40,7 @@ AdamW adamw_at(const OptimizerConfig *o, int64_t step, int64_t steps) {
       .beta2 = o->beta2,
       .eps = o->eps,
       .weight_decay = o->weight_decay,
-      .momentum = o->momentum,
+      .momentum = muon_momentum(o, step, steps),
       .clip_norm = o->clip_norm,
       .gradient_scale = 1,
   };

@@ -1,4 +1,5 @@
-// The learning-rate schedule. AdamW itself is an operation of the backend (kernels/ops.h).
+// Schedules of the learning rate and of Muon's momentum. The optimizers themselves are operations
+// of the backend (kernels/ops.h).
 //
 // A run begins with a warm-up, in which the rate rises linearly to learning_rate (step 0 gets
 // learning_rate / warmup_steps). Then, to the last step:
@@ -11,8 +12,8 @@
 // Where warm-up and decay together are longer than the run, as in a short trial, schedule_lengths
 // shortens both.
 //
-// The rate depends only on the configuration and the step: a run that resumes with other steps or
-// another schedule has the rate of a run that always had this configuration.
+// Both depend only on the configuration and the step: a run that resumes with other steps or
+// another schedule has the values of a run that always had this configuration.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"
@@ -27,5 +28,11 @@ ScheduleLengths schedule_lengths(const OptimizerConfig *optimizer, int64_t steps
 // Rate of optimizer step `step` (0-based) of a run of `steps`.
 double learning_rate(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
 
-// AdamW's parameters at that step, if all rows of the step count.
+// Muon's momentum at that step. At first weights change fast, and old gradients say little: in the
+// first min(momentum_warmup, steps / 3) steps momentum rises linearly to the configured one from
+// MUON_FIRST_MOMENTUM, or from itself where it is lower.
+#define MUON_FIRST_MOMENTUM 0.85
+double muon_momentum(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
+
+// The optimizers' parameters at that step, if all rows of the step count.
 AdamW adamw_at(const OptimizerConfig *optimizer, int64_t step, int64_t steps);

@@ -226,6 +226,12 @@ def learning_rate(o, step, steps):
     return lowest + above * (steps - step) / decay if steps - step < decay else o["learning_rate"]
 
 
+def muon_momentum(o, step, steps):
+    """model/optimizer.c."""
+    warmup, first = min(o["momentum_warmup"], steps // 3), min(0.85, o["momentum"])
+    return first + (o["momentum"] - first) * step / warmup if step < warmup else o["momentum"]
+
+
 class Trainer:
     def __init__(self, words, config):
         model, train, backend = config["model"], config["train"], config["backend"]
@@ -283,7 +289,7 @@ class Trainer:
         if not hasattr(torch.optim, "Muon"):
             fail(f"torch {torch.__version__} has no Muon; 2.9 or later has")
         made.append(torch.optim.Muon(matrices, lr=o["learning_rate"], weight_decay=o["weight_decay"],
-                                     momentum=o.get("momentum", 0.95), adjust_lr_fn="match_rms_adamw"))
+                                     momentum=o["momentum"], adjust_lr_fn="match_rms_adamw"))
         return made
 
     def send(self, rows):
@@ -299,6 +305,8 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(self.config["optimizer"], number, t["steps"])
+                if "momentum" in group:
+                    group["momentum"] = muon_momentum(self.config["optimizer"], number, t["steps"])
         for micro_batch in range(micro_batches):
             rows = windows.rows((number * micro_batches + micro_batch) * batch, batch)
             with self.autocast:

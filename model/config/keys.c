@@ -166,6 +166,9 @@ const Key config_keys[] = {
         "more than train.steps, at most train.steps / 5 + 1"),
     NUMBER(optimizer, momentum, "0.95", 0, 1, KEY_BELOW_MAX,
            "Muon: decay of the gradient's running mean"),
+    INTEGER(optimizer, momentum_warmup, "300", 0, 99999999, 0,
+            "Muon: first steps, in which momentum rises linearly from 0.85, if it is above that; "
+            "at most train.steps / 3; 0: none"),
     NUMBER(optimizer, beta1, "0.9", 0, 1, KEY_BELOW_MAX,
            "AdamW: decay of the gradient's running mean"),
     NUMBER(optimizer, beta2, "0.95", 0, 1, KEY_BELOW_MAX,

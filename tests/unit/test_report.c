@@ -89,6 +89,30 @@ TEST(a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth) {
   near(learning_rate(&o, 16, 20), 0.1 + 0.9 * 4 / 5);
 }
 
+TEST(muons_momentum_rises_linearly_from_085) {
+  const OptimizerConfig o = {.momentum = 0.95, .momentum_warmup = 10};
+  near(muon_momentum(&o, 0, 100), 0.85);
+  near(muon_momentum(&o, 5, 100), 0.9);
+  near(muon_momentum(&o, 9, 100), 0.94);
+  near(muon_momentum(&o, 10, 100), 0.95);
+  near(muon_momentum(&o, 99, 100), 0.95);
+  near(adamw_at(&o, 5, 100).momentum, 0.9);
+}
+
+TEST(a_short_run_warms_its_momentum_up_for_a_third) {
+  const OptimizerConfig o = {.momentum = 0.95, .momentum_warmup = 10};
+  near(muon_momentum(&o, 3, 20), 0.9);
+  near(muon_momentum(&o, 6, 20), 0.95);
+  near(muon_momentum(&o, 0, 2), 0.95);
+}
+
+TEST(a_momentum_that_needs_no_warmup_stays) {
+  const OptimizerConfig low = {.momentum = 0.6, .momentum_warmup = 10}, off = {.momentum = 0.95};
+  near(muon_momentum(&low, 0, 100), 0.6);
+  near(muon_momentum(&low, 7, 100), 0.6);
+  near(muon_momentum(&off, 0, 100), 0.95);
+}
+
 TEST(counts_and_times_read_well) {
   assert_string_equal(count_text(950).text, "950");
   assert_string_equal(count_text(21800).text, "21.8k");
