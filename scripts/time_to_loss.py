@@ -3,7 +3,7 @@
 
 usage: scripts/time_to_loss.py RECIPES OUT [options] [section.key=value ...]
 
-RECIPES is small (ten minutes a run on two cores), 110m, 350m, or a file with lines like these:
+RECIPES is small (ten minutes a run on two cores), 35m, 110m, 350m, or a file with lines like these:
 
   all CONFIG.json section.key=value ...    what every run has
   NAME section.key=value ...               a recipe; the others are compared with the first
@@ -14,11 +14,14 @@ run, over what the file says. OUT gets
 
   NAME/seed-S/log.jsonl    the runs; one that is done is not run again
   table.md                 the table that is printed
+  runs.tsv                 a line for each run: recipe, seed, steps, ms a step, seconds, final loss
+  loss.svg                 the mean losses over the seconds of steps
   page.html                all runs, for a browser (./train --page)
 
 scripts/README.md says what is measured, and how it is averaged over seeds.
 """
 import argparse
+import html
 import itertools
 import json
 import math
@@ -237,8 +240,52 @@ def table(recipes, target):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def run_lines(recipes):
+    lines = ["recipe\tseed\tsteps\tms\tseconds\tloss\n"]
+    for recipe in recipes:
+        for run in recipe.runs:
+            lines.append(f"{recipe.name}\t{run.folder.name[5:]}\t{run.steps[-1]}\t{run.ms:.2f}\t"
+                         f"{run.seconds[-1]:.1f}\t{run.losses[-1]:.4f}\n")
+    return "".join(lines)
+
+
+def picture(recipes):
+    """SVG: a line for each recipe, from two nats above the highest loss at an end."""
+    colors = "#d9822b", "#3b6ea5", "#4d9a5b", "#a05195", "#7f7f7f"
+    left, right, top, bottom = 50, 740, 16, 380
+    ends, longest = [recipe.losses[-1] for recipe in recipes], max(recipe.seconds[-1] for recipe in recipes)
+    low, high = math.floor(2 * min(ends)) / 2, math.ceil(2 * max(ends)) / 2 + 2
+
+    def at(seconds, loss):
+        return (left + (right - left) * seconds / longest, bottom - (bottom - top) * (loss - low) / (high - low))
+
+    def text(x, y, words, more=""):
+        svg.append(f'<text x="{x:.1f}" y="{y:.1f}" {more}>{words}</text>')
+
+    svg = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 420" width="760" height="420" '
+           'font-family="sans-serif" font-size="13" text-anchor="end">',
+           '<rect width="760" height="420" fill="#ffffff"/>']
+    text(right, bottom + 36, "seconds of steps")
+    text(left, bottom + 36, "validation loss, nats a token", 'text-anchor="start"')
+    for loss in (half / 2 for half in range(round(2 * low), round(2 * high) + 1)):
+        svg.append(f'<path d="M{left} {at(0, loss)[1]:.1f}H{right}" stroke="#dddddd"/>')
+        text(left - 8, at(0, loss)[1] + 4, loss)
+    tick = 10 ** math.floor(math.log10(longest))
+    for count in range(int(longest / tick) + 1):
+        text(at(count * tick, low)[0] + 4, bottom + 18, f"{count * tick:g}")
+    for number, recipe in enumerate(recipes):
+        color = colors[number % len(colors)]
+        inside = [at(*point) for point in zip(recipe.seconds, recipe.losses) if point[1] <= high]
+        svg.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in inside)}" fill="none" '
+                   f'stroke="{color}" stroke-width="2.5"/>')
+        svg.append(f'<circle cx="{inside[-1][0]:.1f}" cy="{inside[-1][1]:.1f}" r="4" fill="{color}"/>')
+        text(right - 8, top + 18 + 20 * number,
+             f"{html.escape(recipe.name)}: {recipe.losses[-1]:.3f} after {recipe.seconds[-1]:.1f} s", f'fill="{color}"')
+    return "\n".join(svg) + "\n</svg>\n"
+
+
 def compare(recipes, options):
-    """Prints the table and writes the page."""
+    """Prints the table; writes it, the runs, the picture and the page."""
     read = set().union(*(run.read for recipe in recipes for run in recipe.runs))
     if len(read) > 1:
         fail(f"validations read {' and '.join(f'{n:.0f}' for n in sorted(read))} tokens: where a "
@@ -246,7 +293,8 @@ def compare(recipes, options):
     target = options.target if options.target is not None else recipes[0].losses[-1]
     said = table(recipes, target)
     print(said, end="")
-    (options.out / "table.md").write_text(said, encoding="utf-8")
+    for name, text in (("table.md", said), ("runs.tsv", run_lines(recipes)), ("loss.svg", picture(recipes))):
+        (options.out / name).write_text(text, encoding="utf-8")
     paths = [str(run.folder) for recipe in recipes for run in recipe.runs]
     subprocess.run(["./train", "--page", *paths, "--out", str(options.out / "page.html")],
                    check=True)

@@ -75,6 +75,21 @@ done
 check the_first_needs_all_its_tokens "$(row plain)" test "$(row plain | awk '{ print $14, $15 }')" = '1.000 1.000'
 check a_recipe_that_stays_above_says_so "$(row still)" grep -q ' 24 .* not reached ' <<<"$(row still)"
 check the_table_is_kept "$(cat "$out/table.md")" test "$(grep -c '^|' "$folder/said")" = 6 -a -z "$(diff <(grep '^|' "$folder/said") "$out/table.md")"
+ends() { for seed in 1 2 3; do points "$out/$1/seed-$seed" | awk -v name="$1" -v seed=$seed 'END { printf "%s %d %d %.4f\n", name, seed, $1, $2 }'; done; }
+check each_run_has_a_line "$(cat "$out/runs.tsv")" \
+  test "$(awk 'NR > 1 { print $1, $2, $3, $6 }' "$out/runs.tsv")" = "$(for name in plain fast short still; do ends $name; done)"
+drawn() { # NAME: the picture has its end, between 50 and 740 by seconds, and between 380 and 16 by loss
+  local first last
+  last=$(for name in plain fast short still; do expected $name 0; done | awk '
+    { low = NR == 1 || $1 < low ? $1 : low; high = $1 > high ? $1 : high; long = $5 > long ? $5 : long }
+    END { high = 2 * high; print int(2 * low) / 2, (int(high) + (high > int(high))) / 2 + 2, long }')
+  read -ra first <<<"$(expected "$1" 0)"
+  sed -nE 's/<circle cx="([^"]*)" cy="([^"]*)".*/\1 \2/p' "$out/loss.svg" | awk -v loss="${first[0]}" -v s="${first[4]}" -v range="$last" '
+    { split(range, a, " "); x = 50 + 690 * s / a[3] - $1; y = 380 - 364 * (loss - a[1]) / (a[2] - a[1]) - $2 }
+    x * x < 0.01 && y * y < 0.01 { found++ } END { exit !found }'
+}
+for name in plain fast short still; do check "${name}_is_drawn" "$(cat "$out/loss.svg")" drawn $name; done
+check the_picture_is_xml "$(cat "$out/loss.svg")" python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$out/loss.svg"
 check peers_are_run_where_asked_alone 'there are runs of torch' test ! -e "$out/torch"
 
 if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
@@ -104,7 +119,7 @@ wrong() { # NAME WORDS ARGUMENTS...
 }
 recipes() { printf '%s\n' "$@" >"$folder/bad.txt"; }
 given=(--data "$folder/data")
-wrong recipes_that_are_not_there_are_named "there is no file 'tiny'; shipped are 110m 350m small" tiny "$out"
+wrong recipes_that_are_not_there_are_named "there is no file 'tiny'; shipped are 110m 350m 35m small" tiny "$out"
 wrong an_out_is_needed 'arguments are required: OUT' small
 wrong seeds_are_numbers "--seeds: 'one' is not whole numbers" small "$out" --seeds one
 wrong options_are_those_of_the_help "'--seed=1' is neither an option nor section.key=value" small "$out" --seed=1
