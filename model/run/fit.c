@@ -123,17 +123,26 @@ static void choose_model(Fit *f, const ModelConfig *m, int64_t T) {
          0.5 / sqrt((double)m->hidden_size));
 }
 
+// Where it was measured. On a CPU its own time costs what its steps save.
+static bool takes_muon(const Fit *f, int64_t width) {
+  return f->hardware.gpu && width >= 512 && width <= 1024;
+}
+
 // By configs/RECIPE.md. share: tokens for each parameter.
 static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t each,
                              int64_t steps) {
-  const bool muon = f->hardware.gpu && m->hidden_size >= 768 && m->hidden_size <= 1024,
-             linear = share >= USUAL;
+  static const char seconds[] = "RECIPE.md: what is worth its seconds";
+  const bool muon = takes_muon(f, m->hidden_size), linear = share >= USUAL, wsd = muon && !linear;
   const double rate = muon ? 2e-3 : fmin(0.768 / (double)m->hidden_size, 2e-3);
-  if (muon) choose(f, "measured at this width", "optimizer.kind=muon");
+  if (muon) choose(f, "RECIPE.md: Muon on a GPU", "optimizer.kind=muon");
   choose(f, muon ? "measured with Muon" : "1e-3 x 768 / width, at most 2e-3",
          "optimizer.learning_rate=%.2g", rate);
   if (linear) choose(f, "from 20 tokens a parameter on", "optimizer.schedule=linear");
-  if (!linear) choose(f, "a tenth", "optimizer.min_learning_rate=%.2g", rate / 10);
+  if (wsd) choose(f, seconds, "optimizer.schedule=wsd");
+  if (wsd)
+    choose(f, "40 % of the steps", "optimizer.decay_steps=%lld",
+           (long long)max_i64(1, steps * 2 / 5));
+  if (!linear && !wsd) choose(f, "a tenth", "optimizer.min_learning_rate=%.2g", rate / 10);
   choose(f, "5 % of the steps", "optimizer.warmup_steps=%lld", (long long)max_i64(1, steps / 20));
   choose(f, "for so many tokens a step", "optimizer.beta2=%g",
          each <= 32768   ? 0.99
@@ -144,11 +153,15 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
 // ---- The candidate of a width
 
 // About 4000 steps: at a width of 64 1.9M tokens in steps of 512 ended at 1.28 nats a byte, 1.7M in
-// steps of 1024 at 1.36.
-static int64_t step_tokens(const Fit *f, int64_t T) {
+// steps of 1024 at 1.36. With Muon steps of 16k were better than steps of 32k; smaller ones were not
+// tried.
+static int64_t step_tokens(const Fit *f, int64_t width, int64_t T) {
   if (f->each > 0) return f->each;
   const bool gpu = f->hardware.gpu;
-  const double least = gpu ? 4096 : 512, most = gpu ? 32768 : 8192,
+  const double least = takes_muon(f, width) ? 16384
+                       : gpu                ? 4096
+                                            : 512,
+               most = gpu ? 32768 : 8192,
                each = exp2(round(log2(fmax(f->tokens_wanted / 4000, 1))));
   // A batch has other windows than the one before; of a short text they are few.
   return max_i64(T, min_i64((int64_t)fmin(fmax(each, least), most), f->tokens / 4) / T * T);
@@ -165,7 +178,7 @@ enum { SAVINGS = sizeof savings / sizeof *savings };
 
 static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   const ModelConfig m = model_of(f, width);
-  const int64_t D = m.hidden_size, T = window_of(f, D), each = step_tokens(f, T),
+  const int64_t D = m.hidden_size, T = window_of(f, D), each = step_tokens(f, D, T),
                 steps = steps_of(f, each), every = (steps + VALIDATIONS - 1) / VALIDATIONS;
   const double share = f->tokens_wanted / (double)model_parameters(&m, true);
   forget_choices(f);
@@ -315,7 +328,7 @@ static int fill_time(Fit *f, int width, int64_t measured, Error *err) {
     return error_set(err, "the text is too short: a step has %lld tokens, and the text %lld",
                      (long long)each, (long long)f->tokens);
   if (each != measured && measure(f, width, &ignored, err) != 0) return -1;
-  f->each = step_tokens(f, window_of(f, widths[width]));
+  f->each = step_tokens(f, widths[width], window_of(f, widths[width]));
   for (int i = 0; i < 2; i++) { // the second time with the first's validations
     f->steps = (int64_t)steps_in_time(f, (double)each);
     if (f->steps < 1)
