@@ -35,7 +35,7 @@ check muon_learns "$start, then $(last_loss muon)" less "$(last_loss muon)" "$st
 check its_optimizer_file_is_smaller "$(ls -l "$folder"/{muon,adamw}/latest/optimizer.safetensors)" \
   test "$(stat -c %s "$folder/muon/latest/optimizer.safetensors")" -lt "$(stat -c %s "$folder/adamw/latest/optimizer.safetensors")"
 
-# ---- Interrupted: killed and stopped again and again, the run ends with the bits of one that was not.
+# ---- Interrupted: killed and stopped again and again, also while momentum rises (20 steps), a run ends with the same bits.
 # as_whole NAME ARGUMENTS...
 as_whole() {
   local name=$1 step signal process
