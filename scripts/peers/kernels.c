@@ -99,7 +99,8 @@ void ours_rope_backward(Backend *be, act_t *dqkv, const act_t *qkv, act_t *x, co
                     operand_of(dqkv), s);
 }
 
-// The head of M rows. u [M] and ux [M, D] where ours_folds_softmax, else NULL.
+// The head of M rows; those of logits have padded_vocab elements. u [M] and ux [M, D] where
+// ours_folds_softmax, else NULL.
 typedef struct Head {
   int64_t M;
   act_t *x, *W;
@@ -112,20 +113,22 @@ typedef struct Head {
   act_t *dx;
 } Head;
 
-static HeadGradient gradient_of(const Head *h) {
-  return (HeadGradient){
+static HeadGradient gradient_of(const Backend *be, const Head *h) {
+  HeadGradient g = {
       .p = operand_of(h->logits), .ux = operand_of(h->ux ? h->ux : h->x), .u = h->u, .s = h->s};
+  g.p.row_stride = padded_vocab(&be->spec);
+  return g;
 }
 // The loss' gradient in the logits: p in `logits`, times u.
 void ours_head_loss(Backend *be, Head *h) {
-  HeadGradient g = gradient_of(h);
+  HeadGradient g = gradient_of(be, h);
   be->head_loss(be, h->M, operand_of(h->x), h->sumsq, operand_of(h->W), h->targets, h->logits,
                 1 / (double)h->M, &g);
   h->s = g.s;
 }
 // After it: dW and dx.
 void ours_head_backward(Backend *be, const Head *h) {
-  const HeadGradient g = gradient_of(h);
+  const HeadGradient g = gradient_of(be, h);
   be->lm_head_wgrad(be, h->M, be->spec.V, be->spec.D, g.p, g.ux, NULL, false, h->dW);
   be->lm_head_dgrad(be, h->M, &g, operand_of(h->W), operand_of(h->x), h->sumsq, operand_of(h->dx));
 }

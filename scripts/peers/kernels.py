@@ -29,7 +29,7 @@ WIDTHS = {
     "1b": (2048, 8192, 32, 8, 64, 128256, 4, 4096),
     "7b": (4096, 14336, 32, 8, 128, 128256, 4, 4096),
     "70b": (8192, 28672, 64, 8, 128, 128256, 4, 4096),
-    "tiny": (64, 96, 4, 2, 16, 160, 2, 64),
+    "tiny": (64, 96, 4, 2, 16, 150, 2, 64),
 }
 SIZES = "D", "F", "H", "KV", "d", "V", "B", "T"
 OURS, TWIN, COMPILE, LIGER, FLASHINFER = "ours", "unfused", "torch.compile", "Liger", "FlashInfer"
@@ -436,7 +436,8 @@ def head(w, ours, backward):
 
     def mine(name, kind):
         be = ours(kind)
-        ids, logits, dx = targets.to(torch.int32), w.empty(w.M, w.V), w.empty(w.M, w.D)
+        stride = -(-w.V // 16) * 16  # elements from one row of logits to the next (kernels/spec.h: padded_vocab)
+        ids, logits, dx = targets.to(torch.int32), w.empty(w.M, stride), w.empty(w.M, w.D)
         sumsq, folded = (be.squares(x), W * wn) if backward else (be.unit_squares(w.M), W)
         dW = w.empty(w.V, w.D) if backward else None
         s = be.keep(torch.empty(1, w.M, device=w.device))
@@ -451,7 +452,7 @@ def head(w, ours, backward):
             if backward:
                 found = {"dx": dx.clone(), "dW": dW[:HEAD_ROWS].double() * wn.double()}
             else:
-                found = {"dlogits": logits[:HEAD_ROWS].double()}
+                found = {"dlogits": logits[:HEAD_ROWS, :w.V].double()}
                 if folds:
                     found["dlogits"] *= u[:HEAD_ROWS, None].double()
             synchronize()
