@@ -904,31 +904,36 @@ def error_ratio(result):
     return max(mine[name] / theirs[name] for name in mine if name != "loss" and theirs[name] > 0)
 
 
+def print_table(columns, rows):
+    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (columns, *rows)]
+    print("\n".join((lines[0], "|---" * len(columns) + "|", *lines[1:])))
+
+
 def pattern_table(records):
     first = records[0]
     sizes = ", ".join(str(r["sizes"]["D"]) for r in records)
     tokens = first["sizes"]["B"] * first["sizes"]["T"]
     print(f"{first['card']}, torch {first['torch']}; {tokens} tokens; hidden sizes {sizes}: medians of {ROUNDS} blocks "
           f"of {BLOCK_MS} ms by turns\n")
-    columns = [f"{OURS}, ms", *(f"{rival} / ours" for rival in RIVALS), f"error, ours / {COMPILE}'s"]
-    print(f"| | {' | '.join(columns)} |")
-    print("|---" * (len(RIVALS) + 3) + "|")
-    failures, spread = {}, 0
+    rivals = [name for name in RIVALS if any(value(one, name) for r in records for one in r["patterns"].values())]
+    columns = ["", f"{OURS}, ms", *(f"{rival} / ours" for rival in rivals), f"error, ours / {COMPILE}'s"]
+    rows, failures, spread = [], {}, 0
     for title in PATTERNS:
         results = [r["patterns"].get(title, {}) for r in records]
         mine = [value(result, OURS) for result in results]
         cells = [title, numbers(mine, 3)]
-        for rival in RIVALS:
+        for rival in rivals:
             theirs = [value(result, rival) for result in results]
             cells.append(numbers([b / a if a and b else None for a, b in zip(mine, theirs)], 3))
         cells.append(numbers([error_ratio(result) for result in results], 2))
-        print("| " + " | ".join(cells) + " |")
+        rows.append(cells)
         for record, result in zip(records, results):
             for rival, one in result.items():
                 if one["failed"]:
                     failures.setdefault((rival, one["failed"]), []).append(f"{title} at {record['sizes']['D']}")
                 elif one["ms"]:
                     spread = max(spread, one["ms"][-1] / one["ms"][0] - 1)
+    print_table(columns, rows)
     print(f"\nSpread of the blocks of a rival: at most {100 * spread:.1f} %.")
     for (rival, why), where in failures.items():
         print(f"{rival}: {why}: {'; '.join(where) if len(where) < 4 else f'{len(where)} of the cells'}")
@@ -936,54 +941,60 @@ def pattern_table(records):
 
 def model_table(models):
     print(f"\n{models[0]['card']}, {models[0]['model']}, {models[0]['batch']} x {models[0]['length']}\n")
-    print("| | | forward and backward, ms | whole step, ms | " + " | ".join(KINDS) + " |")
-    print("|---" * (len(KINDS) + 4) + "|")
+    rows = []
     for m in models:
-        cells = [m["precision"], name_of(m)]
+        cells = [precision_of(m), name_of(m)]
         for what in "passes_ms", "step_ms":
             cells.append("{1:.1f} ({0:.1f} to {2:.1f})".format(m[what][0], statistics.median(m[what]), m[what][-1])
                          if what in m else "-")
         cells += [f"{100 * m['shares'][kind]:.1f} %" if "shares" in m else "-" for kind in KINDS]
-        print("| " + " | ".join(cells) + " |")
-    print(f"\n{COMPILE}'s weights and moments are bf16, ours fp32.")
+        rows.append(cells)
+    print_table(["", "", "forward and backward, ms", "whole step, ms", *KINDS], rows)
+    print(f"\n{COMPILE}'s weights and moments are bf16, ours fp32. In FP8 its output layer is bf16, ours FP8.")
     for m in models:
         if m["failed"]:
-            print(f"{name_of(m)}, {m['precision']}: {m['failed']}")
+            print(f"{name_of(m)}, {precision_of(m)}: {m['failed']}")
 
 
 def name_of(m):
     return OURS if m["who"] == "ours" else COMPILE
 
 
+def precision_of(m):
+    return m["precision"].replace("fp", "FP")
+
+
 def draw(models, path):
-    """A bar for each step, as long as its time, in three parts."""
+    """A bar for each step, as long as its time, in three parts. Its ground is white on dark pages, too."""
     bars = [m for m in models if "shares" in m]
     if not bars:
         return
-    colors, left, width, height, gap, top = ("#3b6ea5", "#8fb8de", "#d9822b"), 150, 520, 26, 12, 58
+    colors, left, width, height, gap, top = (("#2f5d90", "#ffffff"), ("#9cc3e6", "#1f2328"),
+                                             ("#f0a04b", "#1f2328")), 150, 520, 26, 12, 58
     longest = max(statistics.median(m["step_ms"]) for m in bars)
     total = top + len(bars) * (height + gap) + 8
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {total}" width="760" height="{total}" '
-           'font-family="sans-serif" font-size="13">', f'<rect width="760" height="{total}" fill="#ffffff"/>',
+           'font-family="sans-serif" font-size="13">', f'<rect width="760" height="{total}" rx="8" fill="#ffffff"/>',
+           '<g fill="#1f2328">',
            f'<text x="10" y="20" font-size="14">A training step of {bars[0]["model"].upper()}, {bars[0]["batch"]} x '
            f'{bars[0]["length"]} tokens, {bars[0]["card"]}: ms</text>']
     for number, kind in enumerate(KINDS):
         x = left + 130 * number
-        svg.append(f'<rect x="{x}" y="32" width="12" height="12" fill="{colors[number]}"/>'
+        svg.append(f'<rect x="{x}" y="32" width="12" height="12" fill="{colors[number][0]}"/>'
                    f'<text x="{x + 18}" y="43">{kind}</text>')
     for number, m in enumerate(bars):
         step, x, y = statistics.median(m["step_ms"]), float(left), top + number * (height + gap)
-        svg.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{name_of(m)}, {m["precision"].upper()}</text>')
-        for color, kind in zip(colors, KINDS):
+        svg.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{name_of(m)}, {precision_of(m)}</text>')
+        for (color, ink), kind in zip(colors, KINDS):
             ms = m["shares"][kind] * step
             long = width * ms / longest
             svg.append(f'<rect x="{x:.1f}" y="{y}" width="{long:.1f}" height="{height}" fill="{color}"/>')
-            if long > 30:
-                svg.append(f'<text x="{x + long / 2:.1f}" y="{y + 18}" text-anchor="middle" fill="#ffffff">{ms:.0f}'
-                           '</text>')
+            if long > 18:
+                at = x + long / 2
+                svg.append(f'<text x="{at:.1f}" y="{y + 18}" text-anchor="middle" fill="{ink}">{ms:.0f}</text>')
             x += long
         svg.append(f'<text x="{x + 6:.1f}" y="{y + 18}">{step:.0f}</text>')
-    path.write_text("\n".join(svg) + "\n</svg>\n", encoding="utf-8")
+    path.write_text("\n".join(svg) + "\n</g>\n</svg>\n", encoding="utf-8")
     print(f"\n{path}")
 
 
