@@ -84,15 +84,11 @@ def argument(value):
     return Int(value)
 
 
-def error_buffer():
-    return ctypes.create_string_buffer(2048)
-
-
 class Ours:
     """A backend of ours, "fused", "unfused" or "cpu", for one layer of a width."""
 
     def __init__(self, lib, kind, w, theta=THETA):
-        sizes, why = (Int * 9)(*(getattr(w, name) for name in SIZES), 1), error_buffer()
+        sizes, why = (Int * 9)(*(getattr(w, name) for name in SIZES), 1), ctypes.create_string_buffer(2048)
         self.lib, self.w = lib, w
         self.be = lib.ours_open(kind.encode(), sizes, ctypes.c_double(theta), ctypes.c_double(EPS), why)
         if not self.be:
@@ -183,25 +179,13 @@ def reordered(ours, order):
 class Rival:
     """run() launches; results() says, after a run, what it computed, in Hugging Face's order."""
 
-    def __init__(self, name, run, results, stream=None):
+    def __init__(self, name, run=None, results=None, stream=None):
         self.name, self.run, self.results, self.stream = name, run, results, stream
         self.ms, self.failed = [], None
 
 
-def peer(name, function, *names):
-    """A function that returns its results as a tuple."""
-    return Rival(name, function, lambda: dict(zip(names, function())))
-
-
 def compiled(w, function):
     return torch.compile(function, dynamic=False) if w.device.type == "cuda" else function
-
-
-def no_grad(function):
-    def inner(*arguments):
-        with torch.no_grad():
-            return function(*arguments)
-    return inner
 
 
 def doubles(*tensors):
@@ -219,24 +203,26 @@ def flashinfer():
     return flashinfer
 
 
-def gather(makers):
-    """The rivals of {name: its maker}. One that is not installed, or breaks, says so."""
-    rivals = []
-    for name, make in makers.items():
-        rival = Rival(name, None, None)
+def gather(ours, mine, peers, results_of):
+    """The rivals: ours and its unfused twin, of which mine gives the calls and the results; and peers, {name: its
+    maker}, whose functions return what results_of names, or makes a dict of. One that is not installed, or breaks,
+    says so."""
+    convert = results_of if callable(results_of) else lambda results: dict(zip(results_of, results))
+    rivals = [Rival(name) for name in (OURS, TWIN, *peers)]
+    for rival in rivals:
         try:
-            rival = make(name)
+            if rival.name in peers:
+                rival.run = peers[rival.name]()
+                rival.results = lambda run=rival.run: convert(run())
+            else:
+                be = ours("fused" if rival.name == OURS else "unfused")
+                calls, rival.results = mine(be)
+                rival.run, rival.stream = lambda calls=calls: [call() for call in calls], be.stream
         except ImportError as missing:
             rival.failed = f"not installed ({missing.name})"
         except (Exception, SystemExit) as error:  # theirs, of any kind
             rival.failed = short(error)
-        rivals.append(rival)
     return rivals
-
-
-def both(mine):
-    """Ours and its unfused twin."""
-    return {OURS: lambda name: mine(name, "fused"), TWIN: lambda name: mine(name, "unfused")}
 
 
 def short(error):
@@ -253,7 +239,7 @@ def norm_gemm(w, ours, backward):
     dx1, dz = w.normal(w.M, w.D), w.normal(w.M, w.R)
     folded = (W * wn).contiguous()
     leaves = a, x, Wo, W, wn
-    forward, gradients = ("x1", "z"), ("da", "dx", "dWo", "dW", "dwn")
+    names = ("da", "dx", "dWo", "dW", "dwn") if backward else ("x1", "z")
 
     def plain(a, x, Wo, W, wn):
         x1 = x + F.linear(a, Wo)
@@ -263,9 +249,9 @@ def norm_gemm(w, ours, backward):
         h, x1 = liger().ops.LigerFusedAddRMSNormFunction.apply(F.linear(a, Wo), x, wn, EPS, 0.0, "llama", False)
         return x1, F.linear(h, W)
 
-    def theirs(name, function):
+    def theirs(function):
         if not backward:
-            return peer(name, lambda: no_grad(function)(*leaves), *forward)
+            return lambda: torch.no_grad()(function)(*leaves)
         inputs = [t.detach().requires_grad_() for t in leaves]
         outputs = []
 
@@ -273,14 +259,13 @@ def norm_gemm(w, ours, backward):
             if not outputs:
                 outputs.extend(function(*inputs))
             return torch.autograd.grad(outputs, inputs, (dx1, dz), retain_graph=True)
-        return peer(name, run, *gradients)
+        return run
 
-    def mine(name, kind):
-        be = ours(kind, theta=0)
+    def mine(be):
         x1, z, sums = w.empty(w.M, w.D), w.empty(w.M, w.R), be.sums()
         calls = [be.bind("residual", w.Hd, a, Wo, x, be.squares(x), x1, sums), be.bind("qkv", x1, sums, folded, z)]
         if not backward:
-            return Rival(name, lambda: [call() for call in calls], lambda: {"x1": x1, "z": z}, be.stream)
+            return calls, lambda: {"x1": x1, "z": z}
         run_on(be.stream, lambda: [call() for call in calls])
         r = torch.rsqrt(x1.float().square().mean(-1, keepdim=True) + EPS)
         dz_scaled = (r * dz.float()).to(w.dtype)
@@ -289,27 +274,24 @@ def norm_gemm(w, ours, backward):
         back = [be.bind("wgrad", w.R, w.D, dz_scaled, x1, dW),
                 be.bind("norm_dgrad", w.R, dz_scaled, folded, x1, sums, s, dx1, dx),
                 be.bind("wgrad", w.D, w.Hd, dx, a, dWo), be.bind("out_dgrad", dx, Wo, da)]
-        return Rival(name, lambda: [call() for call in back],
-                     lambda: {"da": da, "dx": dx, "dWo": dWo, "dW": dW.double() * wn.double(),
-                              "dwn": (dW.double() * W.double()).sum(0)}, be.stream)
+        return back, lambda: {"da": da, "dx": dx, "dWo": dWo, "dW": dW.double() * wn.double(),
+                              "dwn": (dW.double() * W.double()).sum(0)}
 
-    makers = {**both(mine), COMPILE: lambda name: theirs(name, compiled(w, plain)),
-              LIGER: lambda name: liger() and theirs(name, by_liger)}
+    peers = {COMPILE: lambda: theirs(compiled(w, plain)), LIGER: lambda: liger() and theirs(by_liger)}
     if not backward:
+        @torch.no_grad()
         def by_flashinfer():
             h, x1 = F.linear(a, Wo), residual
             flashinfer().norm.fused_add_rmsnorm(h, x1, wn, EPS)  # in place: the residual grows by each call
             return x1, F.linear(h, W)
         residual = x.clone()
-        makers[FLASHINFER] = lambda name: flashinfer() and peer(name, no_grad(by_flashinfer), *forward)
+        peers[FLASHINFER] = lambda: flashinfer() and by_flashinfer
 
     def reference():
         inputs = [t.requires_grad_(backward) for t in doubles(*leaves)]
         outputs = plain(*inputs)
-        if not backward:
-            return dict(zip(forward, outputs))
-        return dict(zip(gradients, torch.autograd.grad(outputs, inputs, doubles(dx1, dz))))
-    return gather(makers), reference
+        return dict(zip(names, torch.autograd.grad(outputs, inputs, doubles(dx1, dz)) if backward else outputs))
+    return gather(lambda kind: ours(kind, theta=0), mine, peers, names), reference
 
 
 def swiglu(w, ours):
@@ -322,24 +304,25 @@ def swiglu(w, ours):
         gate, up = z.chunk(2, -1)
         return z, F.silu(gate) * up
 
+    @torch.no_grad()
     def by_liger():
         z = F.linear(x, W)
         return z, liger().ops.swiglu.LigerFusedGateUpSiLUMulFunction.apply(z)
 
+    @torch.no_grad()
     def by_flashinfer():
         z = F.linear(x, W)
         return z, flashinfer().activation.silu_and_mul(z)
 
-    def mine(name, kind):
-        be, z, y = ours(kind), w.empty(w.M, 2 * w.F), w.empty(w.M, w.F)
-        return Rival(name, be.bind("gate_up", x, be.unit_squares(w.M), paired, z, y),
-                     lambda: {"z": reordered(z[:REFERENCE_ROWS], order), "y": y}, be.stream)
+    def mine(be):
+        z, y = w.empty(w.M, 2 * w.F), w.empty(w.M, w.F)
+        return ([be.bind("gate_up", x, be.unit_squares(w.M), paired, z, y)],
+                lambda: {"z": reordered(z[:REFERENCE_ROWS], order), "y": y})
 
-    fast = compiled(w, plain)
-    makers = {**both(mine), COMPILE: lambda name: peer(name, lambda: no_grad(fast)(x, W), "z", "y"),
-              LIGER: lambda name: liger() and peer(name, no_grad(by_liger), "z", "y"),
-              FLASHINFER: lambda name: flashinfer() and peer(name, no_grad(by_flashinfer), "z", "y")}
-    return gather(makers), lambda: dict(zip(("z", "y"), plain(*doubles(x[:REFERENCE_ROWS], W))))
+    fast = torch.no_grad()(compiled(w, plain))
+    peers = {COMPILE: lambda: lambda: fast(x, W), LIGER: lambda: liger() and by_liger,
+             FLASHINFER: lambda: flashinfer() and by_flashinfer}
+    return gather(ours, mine, peers, ("z", "y")), lambda: dict(zip("zy", plain(*doubles(x[:REFERENCE_ROWS], W))))
 
 
 def swiglu_backward(w, ours):
@@ -353,19 +336,18 @@ def swiglu_backward(w, ours):
         sigmoid = torch.sigmoid(gate)
         return torch.cat((dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid), -1).to(dx.dtype)
 
+    @torch.no_grad()
     def by_liger():
         return (liger().ops.swiglu.swiglu_fused_gate_up_backward(z, dx @ W),)
 
-    def mine(name, kind):
-        be, dz = ours(kind), w.empty(w.M, 2 * w.F)
-        return Rival(name, be.bind("down_dgrad", dx, W, paired, dx, be.unit_squares(w.M), dz, be.sums(True)),
-                     lambda: {"dz": reordered(dz[:REFERENCE_ROWS], order)}, be.stream)
+    def mine(be):
+        dz = w.empty(w.M, 2 * w.F)
+        return ([be.bind("down_dgrad", dx, W, paired, dx, be.unit_squares(w.M), dz, be.sums(True))],
+                lambda: {"dz": reordered(dz[:REFERENCE_ROWS], order)})
 
-    fast = compiled(w, plain)
-    makers = {**both(mine), COMPILE: lambda name: peer(name, lambda: (no_grad(fast)(dx, W, z),), "dz"),
-              LIGER: lambda name: liger() and peer(name, no_grad(by_liger), "dz")}
-    n = REFERENCE_ROWS
-    return gather(makers), lambda: {"dz": plain(*doubles(dx[:n], W, z[:n]))}
+    fast, n = torch.no_grad()(compiled(w, plain)), REFERENCE_ROWS
+    peers = {COMPILE: lambda: lambda: (fast(dx, W, z),), LIGER: lambda: liger() and by_liger}
+    return gather(ours, mine, peers, ("dz",)), lambda: {"dz": plain(*doubles(dx[:n], W, z[:n]))}
 
 
 def rope(w, ours):
@@ -373,32 +355,27 @@ def rope(w, ours):
     x, W, order = w.normal(w.M, w.D), w.weight(w.R, w.D), w.rope_order()
     paired, heads = W[order].contiguous(), (w.H, w.KV, w.KV)
 
-    def rows(q, k, v):
-        return torch.cat([t.transpose(1, 2).flatten(2) for t in (q, k, v)], -1).flatten(0, 1)
+    def packed(heads_of):
+        return {"qkv": torch.cat([t.transpose(1, 2).flatten(2) for t in heads_of], -1).flatten(0, 1)}
 
     def plain(x, W, cosine, sine):
-        packed = F.linear(x, W).view(-1, w.T, sum(heads), w.d).transpose(1, 2)
-        q, k, v = packed.split(heads, 1)
+        q, k, v = F.linear(x, W).view(-1, w.T, sum(heads), w.d).transpose(1, 2).split(heads, 1)
         return *torch_llama.Plain.rotate(q, k, cosine, sine), v
 
     parts = W.split([n * w.d for n in heads])
 
+    @torch.no_grad()
     def by_liger():
         q, k, v = (F.linear(x, part).view(w.B, w.T, -1, w.d).transpose(1, 2) for part in parts)
         return *liger().transformers.liger_rotary_pos_emb(q, k, w.cosine, w.sine), v
 
-    def mine(name, kind):
-        be, qkv = ours(kind), w.empty(w.M, w.R)
-        return Rival(name, be.bind("qkv", x, be.unit_squares(w.M), paired, qkv),
-                     lambda: {"qkv": reordered(qkv, order)}, be.stream)
+    def mine(be):
+        qkv = w.empty(w.M, w.R)
+        return [be.bind("qkv", x, be.unit_squares(w.M), paired, qkv)], lambda: {"qkv": reordered(qkv, order)}
 
-    def theirs(name, function):
-        return Rival(name, function, lambda: {"qkv": rows(*function())})
-
-    fast = compiled(w, plain)
-    makers = {**both(mine), COMPILE: lambda name: theirs(name, lambda: no_grad(fast)(x, W, w.cosine, w.sine)),
-              LIGER: lambda name: liger() and theirs(name, no_grad(by_liger))}
-    return gather(makers), lambda: {"qkv": rows(*plain(*doubles(x, W), *w.exact))}
+    fast = torch.no_grad()(compiled(w, plain))
+    peers = {COMPILE: lambda: lambda: fast(x, W, w.cosine, w.sine), LIGER: lambda: liger() and by_liger}
+    return gather(ours, mine, peers, packed), lambda: packed(plain(*doubles(x, W), *w.exact))
 
 
 def head(w, ours, backward):
@@ -413,7 +390,7 @@ def head(w, ours, backward):
     def of_logits(logits):
         return F.cross_entropy(logits.float(), targets)
 
-    def theirs(name, loss_of, loss_of_logits):
+    def theirs(loss_of, loss_of_logits):
         inputs = [t.detach().requires_grad_() for t in (x, W, wn)]
 
         def whole():
@@ -425,17 +402,16 @@ def head(w, ours, backward):
                 logits = F.linear(x, W)
             loss = loss_of_logits(logits.requires_grad_())
             return loss.detach(), *torch.autograd.grad(loss, logits)
-        return peer(name, whole if backward else logits_alone, *names)
+        return whole if backward else logits_alone
 
-    def by_liger(name):
+    def by_liger():
         from liger_kernel.ops import LigerRMSNormFunction
         from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
         fused, plain_loss = LigerFusedLinearCrossEntropyLoss(), LigerCrossEntropyLoss()
-        return theirs(name, lambda x, W, wn: fused(W, LigerRMSNormFunction.apply(x, wn, EPS), targets),
+        return theirs(lambda x, W, wn: fused(W, LigerRMSNormFunction.apply(x, wn, EPS), targets),
                       lambda logits: plain_loss(logits, targets))
 
-    def mine(name, kind):
-        be = ours(kind)
+    def mine(be):
         stride = -(-w.V // 16) * 16  # elements from one row of logits to the next (kernels/spec.h: padded_vocab)
         ids, logits, dx = targets.to(torch.int32), w.empty(w.M, stride), w.empty(w.M, w.D)
         sumsq, folded = (be.squares(x), W * wn) if backward else (be.unit_squares(w.M), W)
@@ -443,9 +419,9 @@ def head(w, ours, backward):
         s = be.keep(torch.empty(1, w.M, device=w.device))
         folds = be.lib.ours_folds_softmax(be.be)
         u, ux = (torch.empty(w.M, device=w.device), w.empty(w.M, w.D)) if folds else (None, None)
-        at = [t.data_ptr() if t is not None else None for t in (x, folded, ids, logits, ux, u, dW, dx)]
-        h = Head(w.M, at[0], at[1], sumsq, at[2], at[3], at[4], at[5], s, at[6], at[7])
-        h.memory = x, folded, ids, logits, ux, u, dW, dx, sumsq, s
+        memory = {"x": x, "W": folded, "targets": ids, "logits": logits, "ux": ux, "u": u, "dW": dW, "dx": dx}
+        h = Head(w.M, sumsq=sumsq, s=s, **{name: t.data_ptr() for name, t in memory.items() if t is not None})
+        h.memory = memory, sumsq, s
         calls = [be.bind("head_loss", h)] + [be.bind("head_backward", h)] * backward
 
         def results():
@@ -457,10 +433,9 @@ def head(w, ours, backward):
                     found["dlogits"] *= u[:HEAD_ROWS, None].double()
             synchronize()
             return {"loss": torch.tensor(be.bind("loss", h)()), **found}
-        return Rival(name, lambda: [call() for call in calls], results, be.stream)
+        return calls, results
 
-    makers = {**both(mine), COMPILE: lambda name: theirs(name, compiled(w, plain), compiled(w, of_logits)),
-              LIGER: by_liger}
+    peers = {COMPILE: lambda: theirs(compiled(w, plain), compiled(w, of_logits)), LIGER: by_liger}
 
     def reference():
         """In pieces of rows; of dlogits and dx the first, of dW the first rows."""
@@ -480,7 +455,7 @@ def head(w, ours, backward):
             if first is None:
                 first = {"dx": torch.autograd.grad(h, piece, logits @ W64)[0]} if backward else {"dlogits": logits}
         return {"loss": loss / w.M, **first, **({"dW": dW} if backward else {})}
-    return gather(makers), reference
+    return gather(ours, mine, peers, names), reference
 
 
 class OurLayer:
@@ -530,16 +505,17 @@ def layer(w, ours, backward):
     section = {"hidden_size": w.D, "intermediate_size": w.F, "head_dim": w.d, "num_attention_heads": w.H,
                "num_key_value_heads": w.KV, "rms_norm_eps": EPS}
 
-    def theirs(name, ops):
+    def theirs(ops, compile_it=lambda block: block):
         with w.device:
             block = torch_llama.Block(section, ops, False).to(w.dtype)
         modules = block.qkv, block.out, block.gate_up, block.down, block.attention_norm, block.mlp_norm
         with torch.no_grad():
             for module, value in zip(modules, weights):
                 module.weight.copy_(value)
-        run_block = compiled(w, block) if name == COMPILE else block
+        run_block = compile_it(block)
         batch, upstream = x.view(w.B, w.T, w.D), dy.view(w.B, w.T, w.D)
 
+        @torch.no_grad()
         def forward():
             return (run_block(batch, w.cosine, w.sine),)
 
@@ -547,18 +523,14 @@ def layer(w, ours, backward):
             leaf = batch.detach().requires_grad_()
             out = run_block(leaf, w.cosine, w.sine)
             return out.detach(), *torch.autograd.grad(out, [leaf, *block.parameters()], upstream)
-        run = both if backward else no_grad(forward)
-        return Rival(name, run, lambda: {key: value.flatten(0, 1) for key, value in zip(names, run())})
+        return both if backward else forward
 
-    def mine(name, kind):
-        be = ours(kind)
+    def mine(be):
         own = OurLayer(w, be, weights, x, dy, memory)
-        calls = own.forward + own.backward * backward
-        return Rival(name, lambda: [call() for call in calls],
-                     lambda: {"out": own.out, **({"dx": own.dx} if backward else {})}, be.stream)
+        return own.forward + own.backward * backward, lambda: dict(zip(names, (own.out, own.dx)))
 
-    makers = {**both(mine), COMPILE: lambda name: theirs(name, torch_llama.Plain),
-              LIGER: lambda name: liger() and theirs(name, torch_llama.Liger())}
+    peers = {COMPILE: lambda: theirs(torch_llama.Plain, lambda block: compiled(w, block)),
+             LIGER: lambda: liger() and theirs(torch_llama.Liger())}
 
     def reference():
         from torch.utils.checkpoint import checkpoint
@@ -582,7 +554,8 @@ def layer(w, ours, backward):
             if not backward:
                 return {"out": out}
             return {"out": out.detach(), "dx": torch.autograd.grad(out, rows, dy[:w.T].double())[0]}
-    return gather(makers), reference
+    return gather(ours, mine, peers, lambda results: {key: value.flatten(0, 1) for key, value in zip(names, results)}
+                  ), reference
 
 
 PATTERNS = {
@@ -744,7 +717,7 @@ KINDS = "GEMMs", "attention", "the rest"
 
 class OurTraining:
     def __init__(self, keys, tokens):
-        self.lib, why = library(), error_buffer()
+        self.lib, why = library(), ctypes.create_string_buffer(2048)
         config, *overrides = [key.encode() for key in keys]
         listed = (ctypes.c_char_p * len(overrides))(*overrides)
         self.run = self.lib.ours_training_open(config, len(overrides), listed, why)
