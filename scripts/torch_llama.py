@@ -404,6 +404,11 @@ def resolve(arguments):
     return json.JSONDecoder().raw_decode(plan.stdout)[0]
 
 
+def best_attention():
+    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(backends, set_priority=True)
+
+
 def main():
     if len(sys.argv) < 3:
         fail("it needs a peer and a config; --help says which there are")
@@ -412,10 +417,9 @@ def main():
         if word not in WORDS:
             fail(f"'{word}' is no peer; there are {' '.join(WORDS)}, joined by '+'")
     config = resolve(sys.argv[2:])
-    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     try:
         trainer = Trainer(words, config)
-        with sdpa_kernel(backends, set_priority=True):
+        with best_attention():
             run(trainer, config)
     except torch.OutOfMemoryError:
         fail("the GPU's memory is too small for it")

@@ -108,8 +108,7 @@ class Ours:
     def sums(self, backward=False):
         """Memory of a row statistic that an operation writes."""
         parts = self.lib.ours_most_parts(self.be, ctypes.c_bool(backward))
-        memory = torch.empty(parts, self.w.M, device=self.w.device)
-        return self.keep(memory)
+        return self.keep(torch.empty(parts, self.w.M, device=self.w.device))
 
     def keep(self, memory):
         """A row statistic of [parts, M] sums."""
@@ -177,11 +176,11 @@ def reordered(ours, order):
 
 
 class Rival:
-    """run() launches; results() says, after a run, what it computed, in Hugging Face's order."""
+    """run() launches; results(what run() returned) says what it computed, in Hugging Face's order."""
 
-    def __init__(self, name, run=None, results=None, stream=None):
-        self.name, self.run, self.results, self.stream = name, run, results, stream
-        self.ms, self.failed = [], None
+    def __init__(self, name, run=None, stream=None):
+        self.name, self.run, self.stream = name, run, stream
+        self.results, self.ms, self.failed = None, [], None
 
 
 def compiled(w, function):
@@ -212,11 +211,11 @@ def gather(ours, mine, peers, results_of):
     for rival in rivals:
         try:
             if rival.name in peers:
-                rival.run = peers[rival.name]()
-                rival.results = lambda run=rival.run: convert(run())
+                rival.run, rival.results = peers[rival.name](), convert
             else:
                 be = ours("fused" if rival.name == OURS else "unfused")
-                calls, rival.results = mine(be)
+                calls, results = mine(be)
+                rival.results = lambda _, results=results: results()
                 rival.run, rival.stream = lambda calls=calls: [call() for call in calls], be.stream
         except ImportError as missing:
             rival.failed = f"not installed ({missing.name})"
@@ -251,7 +250,8 @@ def norm_gemm(w, ours, backward):
 
     def theirs(function):
         if not backward:
-            return lambda: torch.no_grad()(function)(*leaves)
+            evaluate = torch.no_grad()(function)
+            return lambda: evaluate(*leaves)
         inputs = [t.detach().requires_grad_() for t in leaves]
         outputs = []
 
@@ -458,42 +458,41 @@ def head(w, ours, backward):
     return gather(ours, mine, peers, names), reference
 
 
-class OurLayer:
-    """The operations of model/forward.c and model/backward.c. Layers share their memory: one runs at a time."""
+def layer_calls(w, be, weights, x, dy, memory):
+    """The operations of model/forward.c and model/backward.c, out and dx. Layers share their memory: one runs at a
+    time."""
+    def make(name, *shape):
+        if name not in memory:
+            memory[name] = w.empty(*shape)
+        return memory[name]
 
-    def __init__(self, w, be, weights, x, dy, memory):
-        def make(name, *shape):
-            if name not in memory:
-                memory[name] = w.empty(*shape)
-            return memory[name]
-
-        qkv_W, out_W, gate_up_W, down_W, norm1, norm2 = weights
-        self.rope_order, self.pair_order = w.rope_order(), w.pair_order()
-        qkv_W, gate_up_W = (qkv_W * norm1)[self.rope_order], (gate_up_W * norm2)[self.pair_order]
-        qkv, o, x1 = make("qkv", w.M, w.R), make("o", w.M, w.Hd), make("x1", w.M, w.D)
-        z, y = make("z", w.M, 2 * w.F), make("y", w.M, w.F)
-        lse = torch.empty(w.B, w.H, w.T, device=w.device)
-        squares, x1_squares, next_squares = be.squares(x), be.sums(), be.sums()
-        self.out, self.dx = make("out", w.M, w.D), make("dx", w.M, w.D)
-        self.forward = [
-            be.bind("qkv", x, squares, qkv_W, qkv),
-            be.bind("attention", qkv, o, lse),
-            be.bind("residual", w.Hd, o, out_W, x, squares, x1, x1_squares),
-            be.bind("gate_up", x1, x1_squares, gate_up_W, z, y),
-            be.bind("residual", w.F, y, down_W, x1, x1_squares, self.out, next_squares)]
-        s, dz, dx1 = be.sums(True), make("dz", w.M, 2 * w.F), make("dx1", w.M, w.D)
-        da, dqkv = make("da", w.M, w.Hd), make("dqkv", w.M, w.R)
-        self.backward = [
-            be.bind("wgrad", w.D, w.F, dy, y, make("d_down", w.D, w.F)),
-            be.bind("down_dgrad", dy, down_W, z, x1, x1_squares, dz, s),
-            be.bind("wgrad", 2 * w.F, w.D, dz, x1, make("d_gate_up", 2 * w.F, w.D)),
-            be.bind("norm_dgrad", 2 * w.F, dz, gate_up_W, x1, x1_squares, s, dy, dx1),
-            be.bind("wgrad", w.D, w.Hd, dx1, o, make("d_out", w.D, w.Hd)),
-            be.bind("out_dgrad", dx1, out_W, da),
-            be.bind("attention_backward", qkv, o, lse, da, dqkv),
-            be.bind("rope_backward", dqkv, qkv, x, squares, s),
-            be.bind("wgrad", w.R, w.D, dqkv, x, make("d_qkv", w.R, w.D)),
-            be.bind("norm_dgrad", w.R, dqkv, qkv_W, x, squares, s, dx1, self.dx)]
+    qkv_W, out_W, gate_up_W, down_W, norm1, norm2 = weights
+    qkv_W, gate_up_W = (qkv_W * norm1)[w.rope_order()], (gate_up_W * norm2)[w.pair_order()]
+    qkv, o, x1 = make("qkv", w.M, w.R), make("o", w.M, w.Hd), make("x1", w.M, w.D)
+    z, y = make("z", w.M, 2 * w.F), make("y", w.M, w.F)
+    lse = torch.empty(w.B, w.H, w.T, device=w.device)
+    squares, x1_squares, next_squares = be.squares(x), be.sums(), be.sums()
+    out, dx = make("out", w.M, w.D), make("dx", w.M, w.D)
+    forward = [
+        be.bind("qkv", x, squares, qkv_W, qkv),
+        be.bind("attention", qkv, o, lse),
+        be.bind("residual", w.Hd, o, out_W, x, squares, x1, x1_squares),
+        be.bind("gate_up", x1, x1_squares, gate_up_W, z, y),
+        be.bind("residual", w.F, y, down_W, x1, x1_squares, out, next_squares)]
+    s, dz, dx1 = be.sums(True), make("dz", w.M, 2 * w.F), make("dx1", w.M, w.D)
+    da, dqkv = make("da", w.M, w.Hd), make("dqkv", w.M, w.R)
+    backward = [
+        be.bind("wgrad", w.D, w.F, dy, y, make("d_down", w.D, w.F)),
+        be.bind("down_dgrad", dy, down_W, z, x1, x1_squares, dz, s),
+        be.bind("wgrad", 2 * w.F, w.D, dz, x1, make("d_gate_up", 2 * w.F, w.D)),
+        be.bind("norm_dgrad", 2 * w.F, dz, gate_up_W, x1, x1_squares, s, dy, dx1),
+        be.bind("wgrad", w.D, w.Hd, dx1, o, make("d_out", w.D, w.Hd)),
+        be.bind("out_dgrad", dx1, out_W, da),
+        be.bind("attention_backward", qkv, o, lse, da, dqkv),
+        be.bind("rope_backward", dqkv, qkv, x, squares, s),
+        be.bind("wgrad", w.R, w.D, dqkv, x, make("d_qkv", w.R, w.D)),
+        be.bind("norm_dgrad", w.R, dqkv, qkv_W, x, squares, s, dx1, dx)]
+    return forward, backward, out, dx
 
 
 def layer(w, ours, backward):
@@ -526,8 +525,8 @@ def layer(w, ours, backward):
         return both if backward else forward
 
     def mine(be):
-        own = OurLayer(w, be, weights, x, dy, memory)
-        return own.forward + own.backward * backward, lambda: dict(zip(names, (own.out, own.dx)))
+        there, back, *results = layer_calls(w, be, weights, x, dy, memory)
+        return there + back * backward, lambda: dict(zip(names, results))
 
     peers = {COMPILE: lambda: theirs(torch_llama.Plain, lambda block: compiled(w, block)),
              LIGER: lambda: liger() and theirs(torch_llama.Liger())}
@@ -582,8 +581,9 @@ def run_on(stream, run):
     """Runs on that stream, after all other work, and waits."""
     synchronize()
     with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
-        run()
+        result = run()
     synchronize()
+    return result
 
 
 def block_ms(rival, calls, gpu):
@@ -618,15 +618,12 @@ def attempt(rival, action):
 
 def errors_of(rival, reference):
     """Root of the mean square of the difference over that of the reference, of each result."""
-    run_on(rival.stream, rival.run)
-    got = rival.results()
+    got = rival.results(run_on(rival.stream, rival.run))
     synchronize()
     errors = {}
     for name, exact in reference.items():
-        if exact.dim() == 0:
-            errors[name] = abs(float(got[name]) - float(exact)) / abs(float(exact))
-        else:
-            errors[name] = float((got[name][:len(exact)].double() - exact).norm() / exact.norm())
+        one = got[name][:len(exact)] if exact.dim() else got[name]
+        errors[name] = float((one.to(exact) - exact).norm() / exact.norm())
     return errors
 
 
@@ -666,13 +663,6 @@ def save(folder, run, record):
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def best_attention():
-    """As scripts/torch_llama.py."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(backends, set_priority=True)
-
-
 def width_command(name, folder):
     w, lib, opened = Width(name), library(), {}
     gpu = w.device.type == "cuda"
@@ -688,7 +678,7 @@ def width_command(name, folder):
     for title, make in PATTERNS.items():
         began = time.perf_counter()
         try:
-            with best_attention():
+            with torch_llama.best_attention():
                 result = measure(*make(w, ours), gpu)
         except Exception as error:  # the other patterns are still measured
             result = {OURS: {"ms": [], "error": None, "failed": short(error)}}
@@ -833,12 +823,12 @@ def model_command(who, precision, name, folder):
               "card": card()}
     tokens = torch.randint(ids, (2, batch, length), dtype=torch.int32, generator=torch.Generator().manual_seed(7))
     try:
-        with best_attention():
+        with torch_llama.best_attention():
             training = (OurTraining if who == "ours" else TheirTraining)(keys, tokens)
             record["what"] = training.what
             training.warm_up()
             for what, run in ("passes", training.passes), ("step", training.step):
-                one = Rival(who, run, None, training.stream)
+                one = Rival(who, run, training.stream)
                 block_ms(one, 2, gpu)
                 calls = max(1, math.ceil((20 * BLOCK_MS if gpu else 1) / block_ms(one, 1, gpu)))
                 one.ms = [block_ms(one, calls, gpu) for _ in range(ROUNDS)]
