@@ -70,7 +70,7 @@ test-all: test-programs fuzz-programs ## all that need no GPU: fuzzers, sanitize
 
 ifdef HAVE_CUDA
 test-gpu: gpu-programs ## build and run the tests that need a GPU
-	JOBS=$${JOBS:-8} OMP_NUM_THREADS=$${OMP_NUM_THREADS:-4} TEST_SECONDS=$${TEST_SECONDS:-300} \
+	JOBS=$${JOBS:-8} OMP_NUM_THREADS=$${OMP_NUM_THREADS:-4} TEST_SECONDS=$${TEST_SECONDS:-600} \
 	  scripts/run_tests.sh --together $(GPU_TOGETHER) --alone $(GPU_ALONE)
 # Few layers of a width start fast; more change no operation and no layer.
 bench: train $(BENCH_FUSED) ## time kernels, layers and steps on a GPU
