@@ -76,15 +76,21 @@ def main():
     options.add_argument("--val-fraction", type=float, default=0.02)
     options.add_argument("--seed", type=int, default=0)
     options = options.parse_args()
-    reader = subprocess.Popen(["zstdcat", "-f", options.text], stdout=subprocess.PIPE, text=True)
+    reader = None
+    try:
+        if options.text.suffix == ".zst":
+            reader = subprocess.Popen(["zstdcat", options.text], stdout=subprocess.PIPE, text=True)
+        lines = reader.stdout if reader else open(options.text, encoding="utf-8")
+    except OSError as error:
+        raise SystemExit(f"held_out_tasks.py: {error.strerror}: '{error.filename}'") from None
     passages, rules, documents = [], {}, 0
-    for text in held_out(reader.stdout, options.val_fraction, options.seed):
+    for text in held_out(lines, options.val_fraction, options.seed):
         documents += 1
         passages += passages_of(text)
         for sentence in sentences_of(text):
             for rule, bad in broken(sentence):
                 rules.setdefault(rule, {})[sentence] = bad
-    if reader.wait() != 0 or not documents:
+    if reader and reader.wait() != 0 or not documents:
         raise SystemExit(f"held_out_tasks.py: {options.text} cannot be read, or none is held out")
     if passages:
         write(options.out / "lambada_openai.jsonl", ({"text": passage} for passage in passages))
