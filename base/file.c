@@ -194,6 +194,11 @@ int name_ends_with(const char *name, const char *ending) {
   return n >= m && strcmp(name + n - m, ending) == 0;
 }
 
+const char *path_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
 PathText path_parent(const char *path) {
   const char *slash = strrchr(path, '/');
   if (!slash) return path_text(".");

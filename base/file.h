@@ -54,7 +54,8 @@ typedef struct PathText {
   char text[4096 + 1]; // Linux takes 4095 bytes
 } PathText;
 PathText path_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
-PathText path_parent(const char *path); // "." or "/" at the end
+PathText path_parent(const char *path);  // "." or "/" at the end
+const char *path_name(const char *path); // its last part, in `path`
 int name_ends_with(const char *name, const char *ending);
 
 int directory_create(const char *path, Error *err); // with parents; fine if it exists

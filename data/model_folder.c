@@ -206,7 +206,7 @@ static int64_t step_with_suffix(const char *name, const char *suffix) {
 }
 
 int64_t step_in_name(const char *folder) {
-  const char *slash = strrchr(folder, '/'), *name = slash ? slash + 1 : folder;
+  const char *name = path_name(folder);
   return step_with_suffix(name, name_ends_with(name, ".old") ? ".old" : "");
 }
 

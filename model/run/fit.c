@@ -203,7 +203,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   if (f->threads > 0)
     choose(f, "more are slower at this width", "backend.threads=%lld", (long long)f->threads);
   for (int i = 0; i < saved; i++) choose(f, "it does not fit otherwise", "%s", savings[i]);
-  const char *name = strrchr(f->out, '/') ? strrchr(f->out, '/') + 1 : f->out;
+  const char *name = path_name(f->out);
   choose(f, "after the file", "output.dir=runs/%.*s", (int)(strlen(name) - sizeof ending + 1),
          name);
 }

@@ -91,12 +91,12 @@ static CellText name_text(const Scorer *s, const TaskResult *r) {
   int files = 0;
   for (int i = 0; scorer_result(s, i, &other); i++)
     files += other.path && strcmp(other.task, r->task) == 0;
-  const char *const slash = r->path ? strrchr(r->path, '/') : NULL, *const name =
-                                                                        slash ? slash + 1 : r->path;
-  if (r->path && files > 1)
+  if (r->path && files > 1) {
+    const char *name = path_name(r->path);
     snprintf(cell.text, sizeof cell.text, "%s %.*s", r->task, (int)strcspn(name, "."), name);
-  else
+  } else {
     snprintf(cell.text, sizeof cell.text, "%s", r->task);
+  }
   return cell;
 }
 
