@@ -24,14 +24,25 @@ SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][A-Za-z,' ]{30,160}[.]")
 PASSAGE_WORDS = 40
 
 
+def fail(sentence):
+    raise SystemExit(f"held_out_tasks.py: {sentence}")
+
+
 def held_out(lines, fraction, seed):
     """The texts that is_validation() of data/prepare/run.c chooses, where there are many."""
     key = stream_key(seed, "prepare.split")
     kept = draw(key, (1 << 64) - 1) % MANY_DOCUMENTS
+    number = -1
     for number, line in enumerate(lines):
         chosen = (draw(key, number) >> 11) / (1 << 53) < fraction
         if number == kept or chosen and number != (kept + 1) % MANY_DOCUMENTS:
-            yield json.loads(line)["text"]
+            try:
+                yield json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                fail(f"line {number + 1} is no object with a \"text\": take a .jsonl or .jsonl.zst")
+    if number + 1 < MANY_DOCUMENTS:
+        fail(f"{number + 1} documents are too few: of fewer than {MANY_DOCUMENTS} ./prepare keeps "
+             "their ends for validation")
 
 
 def sentences_of(text):
@@ -76,13 +87,15 @@ def main():
     options.add_argument("--val-fraction", type=float, default=0.02)
     options.add_argument("--seed", type=int, default=0)
     options = options.parse_args()
+    if not options.text.is_file():
+        fail(f"there is no file '{options.text}'")
     reader = None
     try:
         if options.text.suffix == ".zst":
             reader = subprocess.Popen(["zstdcat", options.text], stdout=subprocess.PIPE, text=True)
         lines = reader.stdout if reader else open(options.text, encoding="utf-8")
     except OSError as error:
-        raise SystemExit(f"held_out_tasks.py: {error.strerror}: '{error.filename}'") from None
+        fail(f"{error.strerror}: '{error.filename}'")
     passages, rules, documents = [], {}, 0
     for text in held_out(lines, options.val_fraction, options.seed):
         documents += 1
@@ -90,8 +103,8 @@ def main():
         for sentence in sentences_of(text):
             for rule, bad in broken(sentence):
                 rules.setdefault(rule, {})[sentence] = bad
-    if reader and reader.wait() != 0 or not documents:
-        raise SystemExit(f"held_out_tasks.py: {options.text} cannot be read, or none is held out")
+    if reader and reader.wait() != 0:
+        fail(f"zstdcat could not read '{options.text}'")
     if passages:
         write(options.out / "lambada_openai.jsonl", ({"text": passage} for passage in passages))
     for rule, found in rules.items():

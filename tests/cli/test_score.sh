@@ -68,6 +68,12 @@ said=$("$TRAIN" --score "$folder/model" "$folder/held-out" 2>&1 | cut -c1-34 | t
 check and_are_scored "it said $said" \
   test "$said" = 'task blimp a_an blimp has_have blimp it_its blimp '
 
+head -n 99 "$folder/many.jsonl" >"$folder/few.jsonl"
+said=$(scripts/held_out_tasks.py "$folder/few.jsonl" "$folder/few" 2>&1)
+check of_few_documents_there_are_no_tasks "status $?, it said $said" \
+  test "$said" = "held_out_tasks.py: 99 documents are too few: of fewer than 100 ./prepare keeps \
+their ends for validation" -a ! -e "$folder/few"
+
 refuses without_a_task_it_names_them 'tasks are hellaswag, piqa, arc_easy' --score "$run"
 refuses a_missing_file_is_named "there is no file '$folder/none.jsonl'" \
   --score "$run" "piqa=$folder/none.jsonl"
