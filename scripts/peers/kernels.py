@@ -40,7 +40,10 @@ def import_torch():
     """The report needs none."""
     global torch, F, torch_llama
     sys.path.insert(0, str(ROOT / "scripts"))
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        sys.exit("it needs PyTorch: pip install torch, or name a Python that has it in PYTHON")
     import torch._functorch.config
     import torch_llama
     from torch.nn import functional as F
