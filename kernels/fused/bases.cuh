@@ -155,7 +155,7 @@ template <class Program, class In = Bf16> struct Logits : Pairs<Program, In, 8> 
 };
 
 // A gated activation after RMSNorm: z = r (A B^T), whose pairs are a feature's gate and up, and
-// y = Program::activation(gate, up) of z as stored. In FP8 y is only copied.
+// y = Program::activation(gate, up) of z before it is rounded. In FP8 y is only copied.
 //   args.in[0], inverse_D, eps   stores[0] z [M, N]   stores[1] y [M, N / 2]
 //   FP8: a, b, row_scale of A, copies of y [M, N / 2] in place of stores[1]
 template <class Program, class In = Bf16> struct Gated : ProgramDefaults<In> {
@@ -175,8 +175,9 @@ template <class Program, class In = Bf16> struct Gated : ProgramDefaults<In> {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const float2 v = s.product(first + j);
-        z[j] = bf16_two(v.x * s.row_value(j), v.y * s.row_value(j));
-        features[j] = Program::activation(bf16_low(z[j]), bf16_high(z[j]));
+        const float gate = v.x * s.row_value(j), up = v.y * s.row_value(j);
+        z[j] = bf16_two(gate, up);
+        features[j] = Program::activation(gate, up);
       }
       s.template store<0>(z, first);
 #pragma unroll

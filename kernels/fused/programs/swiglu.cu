@@ -1,4 +1,4 @@
-// z = r (A B^T), y = silu(gate) up of z's column pairs as stored: arXiv 2002.05202.
+// z = r (A B^T), y = silu(gate) up of z's column pairs, before they are rounded: arXiv 2002.05202.
 //   The operands are those of Gated (kernels/fused/bases.cuh).
 #include "kernels/fused/define.cuh"
 
