@@ -176,6 +176,14 @@ static const char *const savings[] = {"train.recompute=layer", "backend.moments=
                                       "backend.masters=bf16"};
 enum { SAVINGS = sizeof savings / sizeof *savings };
 
+// A save's writes take longer than an eighth of a run of seconds does.
+static void choose_saves(Fit *f, int64_t steps) {
+  const double minute = f->step_ms > 0 ? 60e3 / f->step_ms : 0;
+  const int64_t every = max_i64((steps + 7) / 8, (int64_t)fmin(minute, (double)steps));
+  choose(f, "an eighth of the run, but at least a minute", "train.save_interval=%lld",
+         (long long)every);
+}
+
 static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   const ModelConfig m = model_of(f, width);
   const int64_t D = m.hidden_size, T = window_of(f, D), each = step_tokens(f, D, T),
@@ -195,7 +203,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   choose(f, "ten validations", "train.eval_interval=%lld", (long long)every);
   choose(f, "2 % of the time", "train.eval_batches=%lld",
          (long long)max_i64(4, min_i64(steps / 200, 40)));
-  choose(f, "an eighth of the run", "train.save_interval=%lld", (long long)((steps + 7) / 8));
+  choose_saves(f, steps);
   choose_optimizer(f, &m, share, each, steps);
   if (f->hardware.gpu && D >= 512 && gpu_has_fp8(&f->hardware.card))
     choose(f, "faster from this width on", "backend.precision=fp8");
