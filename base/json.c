@@ -340,15 +340,11 @@ int json_fields(const cJSON *object, const char *const *names, int count, const 
   return 0;
 }
 
-ShownText json_shown(const cJSON *item) {
-  ShownText shown;
-  if (cJSON_IsNumber(item)) { // cJSON would write infinity as null
-    snprintf(shown.text, sizeof shown.text, "%s", number_text(item->valuedouble).text);
-    return shown;
-  }
+ShortText json_shown(const cJSON *item) {
+  if (cJSON_IsNumber(item)) return number_text(item->valuedouble); // cJSON writes infinity as null
   char *text = cJSON_PrintUnformatted(item);
   const bool cut = text && strlen(text) > 80;
-  snprintf(shown.text, sizeof shown.text, "%.80s%s", text ? text : "?", cut ? "..." : "");
+  const ShortText shown = short_text("%.80s%s", text ? text : "?", cut ? "..." : "");
   cJSON_free(text);
   return shown;
 }
@@ -434,41 +430,31 @@ void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes)
   put_string(w, text, bytes, true);
 }
 
-NumberText number_text(double value) {
-  NumberText t;
-  if (value == floor(value) && fabs(value) < 1e15) { // 500000 rather than 5e+05
-    snprintf(t.text, sizeof t.text, "%.0f", value);
-    return t;
+ShortText number_text(double value) {
+  if (value == floor(value) && fabs(value) < 1e15) // 500000 rather than 5e+05
+    return short_text("%.0f", value);
+  for (int digits = 1; digits < 17; digits++) {
+    const ShortText t = short_text("%.*g", digits, value);
+    if (strtod(t.text, NULL) == value) return t;
   }
-  for (int digits = 1; digits <= 17; digits++) { // 17 are always enough for a double
-    snprintf(t.text, sizeof t.text, "%.*g", digits, value);
-    if (strtod(t.text, NULL) == value) break;
-  }
-  return t;
+  return short_text("%.17g", value); // always enough for a double
 }
 
-NumberText digits_text(uint64_t value) {
-  NumberText t;
-  snprintf(t.text, sizeof t.text, "%" PRIu64, value);
-  return t;
+ShortText digits_text(uint64_t value) {
+  return short_text("%" PRIu64, value);
 }
 
-NumberText hex_text(uint64_t value) {
-  NumberText t;
-  snprintf(t.text, sizeof t.text, "%016" PRIx64, value);
-  return t;
+ShortText hex_text(uint64_t value) {
+  return short_text("%016" PRIx64, value);
 }
 
 void json_number(JsonWriter *w, const char *name, double value, int digits) {
-  NumberText t = number_text(value);
-  if (digits != JSON_EXACT) snprintf(t.text, sizeof t.text, "%.*g", digits, value);
+  const ShortText t = digits == JSON_EXACT ? number_text(value) : short_text("%.*g", digits, value);
   json_raw(w, name, isfinite(value) ? t.text : "null");
 }
 
 void json_whole(JsonWriter *w, const char *name, int64_t value) {
-  NumberText t;
-  snprintf(t.text, sizeof t.text, "%" PRId64, value);
-  json_raw(w, name, t.text);
+  json_raw(w, name, short_text("%" PRId64, value).text);
 }
 
 void json_bool(JsonWriter *w, const char *name, bool value) {

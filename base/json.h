@@ -30,10 +30,7 @@ int json_fields(const cJSON *object, const char *const *names, int count, const 
                 Error *err);
 
 // A value for sentences, on one line and cut to 80 characters.
-typedef struct ShownText {
-  char text[88];
-} ShownText;
-ShownText json_shown(const cJSON *item);
+ShortText json_shown(const cJSON *item);
 
 // ---- Reading without a tree: texts that are too large for one, and lines of .jsonl
 
@@ -107,9 +104,6 @@ void json_bool(JsonWriter *w, const char *name, bool value);
 void json_raw(JsonWriter *w, const char *name, const char *json); // JSON already
 
 // A number with as few digits as read back as the same bits: "500000", "0.1", "1e-05", "inf".
-typedef struct NumberText {
-  char text[32];
-} NumberText;
-NumberText number_text(double value);
-NumberText digits_text(uint64_t value); // "18446744073709551615"
-NumberText hex_text(uint64_t value);    // "00000000000000ff"
+ShortText number_text(double value);
+ShortText digits_text(uint64_t value); // "18446744073709551615"
+ShortText hex_text(uint64_t value);    // "00000000000000ff"

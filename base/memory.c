@@ -80,14 +80,29 @@ char *xasprintf(const char *format, ...) {
   return checked(length < 0 ? NULL : text, strlen(format));
 }
 
-SizeText size_text(size_t bytes) {
+ShortText short_text(const char *format, ...) {
+  ShortText t = {""};
+  va_list args;
+  va_start(args, format);
+  vsnprintf(t.text, sizeof t.text, format, args);
+  va_end(args);
+  return t;
+}
+
+void short_append(ShortText *t, const char *format, ...) {
+  const size_t used = strlen(t->text);
+  va_list args;
+  va_start(args, format);
+  vsnprintf(t->text + used, sizeof t->text - used, format, args);
+  va_end(args);
+}
+
+ShortText size_text(size_t bytes) {
   static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = (double)bytes;
   int u = 0;
   while (value >= 1024 && u < 6) value /= 1024, u++;
-  SizeText s;
-  snprintf(s.text, sizeof s.text, "%.*f %s", u > 0 ? 2 : 0, value, unit[u]);
-  return s;
+  return short_text("%.*f %s", u > 0 ? 2 : 0, value, unit[u]);
 }
 
 // ---- The system's limits

@@ -29,11 +29,15 @@ void out_of_memory(const char *format, ...) __attribute__((noreturn, format(prin
 // that OpenMP starts in `work` are not covered.
 bool memory_try(void (*work)(void *context), void *context, Error *err);
 
-// "1.50 GiB", "312.0 MiB", "17 B": bytes for people. Returns buffer.
-typedef struct SizeText {
-  char text[32];
-} SizeText;
-SizeText size_text(size_t bytes);
+// A short text by value, printf style. What does not fit is cut off.
+typedef struct ShortText {
+  char text[400];
+} ShortText;
+ShortText short_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void short_append(ShortText *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// "1.50 GiB", "312.00 MiB", "17 B": bytes for people.
+ShortText size_text(size_t bytes);
 
 // Bytes that the system can still give without swapping: free memory and the part of the disk cache
 // that can be released, within the limits of this process (its control group and `ulimit -v`).

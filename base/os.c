@@ -86,8 +86,8 @@ ThreadsAsked threads_asked(const char *root) {
   return threads_of_machine(root);
 }
 
-CpuName cpu_name(void) {
-  CpuName name = {""};
+ShortText cpu_name(void) {
+  ShortText name = {""};
 #ifdef __x86_64__
   uint32_t words[12];
   for (uint32_t i = 0; i < 3; i++) {

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <time.h>
 #include "base/error.h"
+#include "base/memory.h"
 
 // ---- Threads other than the main one
 
@@ -27,11 +28,8 @@ ThreadsAsked threads_asked(const char *root);
 // The processors that the process may use at once: by its affinity, and by the control group.
 int processors_usable(const char *root);
 
-// "Intel(R) Xeon(R) Processor", NUL-terminated; empty where the CPU does not say.
-typedef struct CpuName {
-  char text[49];
-} CpuName;
-CpuName cpu_name(void);
+// "Intel(R) Xeon(R) Processor", empty where the CPU does not say.
+ShortText cpu_name(void);
 
 // ---- Standard streams
 

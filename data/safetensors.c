@@ -27,16 +27,10 @@ enum {
 static const char *const dtype_names[] = {SAFE_DTYPES(NAME)};
 static const uint8_t dtype_bytes[] = {SAFE_DTYPES(BYTES)};
 
-ShapeText safetensors_shape_text(const SafeTensor *t) {
-  ShapeText s = {"["};
-  size_t used = 1;
-  for (int i = 0; i < t->rank; i++) {
-    const int n = snprintf(s.text + used, sizeof s.text - used, i ? ", %lld" : "%lld",
-                           (long long)t->shape[i]);
-    assert(n > 0 && used + (size_t)n + 2 <= sizeof s.text);
-    used += (size_t)n;
-  }
-  memcpy(s.text + used, "]", 2);
+ShortText safetensors_shape_text(const SafeTensor *t) {
+  ShortText s = {"["};
+  for (int i = 0; i < t->rank; i++) short_append(&s, i ? ", %lld" : "%lld", (long long)t->shape[i]);
+  short_append(&s, "]");
   return s;
 }
 

@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include "base/file.h"
 #include "base/error.h"
+#include "base/memory.h"
 
 // Every dtype of the format, with the bytes of an element. F32, BF16 and F16 can be read as float.
 #define SAFE_DTYPES(X)                                                                             \
@@ -57,10 +58,7 @@ const SafeTensor *safetensors_find(const SafeFile *file, const char *name); // N
 // The bytes of its data; UINT64_MAX where they overflow 64 bits.
 uint64_t safetensors_bytes(const SafeTensor *t);
 // "[2, 3]", for sentences.
-typedef struct ShapeText {
-  char text[24 * SAFE_MAX_RANK];
-} ShapeText;
-ShapeText safetensors_shape_text(const SafeTensor *t);
+ShortText safetensors_shape_text(const SafeTensor *t);
 // [count] elements of F32, BF16 or F16, which need not be aligned, as floats (exactly).
 void safetensors_floats(SafeDtype dtype, const unsigned char *from, int64_t count, float *values);
 uint64_t safetensors_element(SafeDtype dtype); // its bytes

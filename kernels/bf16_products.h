@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include "base/error.h"
+#include "base/memory.h"
 #include "kernels/math.h"
 #include "kernels/operations.h"
 
@@ -12,12 +13,8 @@
 int bf16_products_usable(Error *err);
 // True where they are usable, and faster than fp32's.
 bool bf16_products_pay(void);
-// What multiplies, in fp32 too, and the instructions it uses for that: "oneDNN 2.6.3 (AVX2)",
-// NUL-terminated.
-typedef struct ProductsText {
-  char text[48];
-} ProductsText;
-ProductsText products_library(void);
+// What multiplies, in fp32 too, and the instructions it uses for that: "oneDNN 2.6.3 (AVX2)".
+ShortText products_library(void);
 
 // The rounded operands of one product, and oneDNN's primitives of the shapes so far. One thread
 // calls at a time; the product itself runs on OpenMP's threads.

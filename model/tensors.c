@@ -313,14 +313,11 @@ bool scaling_used(const ModelConfig *c, int index) {
   return scale_at(c, index).used;
 }
 
-ScalingName scaling_name(const ModelConfig *c, int index) {
+ShortText scaling_name(const ModelConfig *c, int index) {
   const Scale s = scale_at(c, index);
-  ScalingName name;
   if (s.layer < 0 || s.layer == c->num_hidden_layers)
-    snprintf(name.text, sizeof name.text, "%s%s", s.layer < 0 ? "" : "final ", s.name);
-  else
-    snprintf(name.text, sizeof name.text, "%s of layer %lld", s.name, (long long)s.layer);
-  return name;
+    return short_text("%s%s", s.layer < 0 ? "" : "final ", s.name);
+  return short_text("%s of layer %lld", s.name, (long long)s.layer);
 }
 
 // ---- Laying out

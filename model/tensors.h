@@ -109,10 +109,8 @@ bool scaling_used(const ModelConfig *model, int index);
 // Tells a spec of all of them. The caller frees spec->scalings when the backend is created.
 void scalings_declare(const ModelConfig *model, Spec *spec);
 
-typedef struct ScalingName {
-  char text[64]; // "y of layer 3", "down weight of layer 0", "final norm"
-} ScalingName;
-ScalingName scaling_name(const ModelConfig *model, int index);
+// "y of layer 3", "down weight of layer 0", "final norm"
+ShortText scaling_name(const ModelConfig *model, int index);
 
 // ---- Memory
 

@@ -93,10 +93,7 @@ void corpus_free(Corpus *corpus);
 size_t corpus_count(const Corpus *corpus, FileKind kind);
 
 // "3 hidden, 2 binary"; empty when nothing was skipped.
-typedef struct SkippedText {
-  char text[400];
-} SkippedText;
-SkippedText corpus_skipped(const Corpus *corpus);
+ShortText corpus_skipped(const Corpus *corpus);
 
 // ---- The kind of a file, by its name and its first bytes, decompressed
 

@@ -299,7 +299,7 @@ size_t corpus_count(const Corpus *c, FileKind kind) {
   return count;
 }
 
-SkippedText corpus_skipped(const Corpus *c) {
+ShortText corpus_skipped(const Corpus *c) {
   static const char *const reasons[FILE_TEXT] = {
       [FILE_HIDDEN] = "hidden",
       [FILE_BINARY] = "binary",
@@ -308,11 +308,9 @@ SkippedText corpus_skipped(const Corpus *c) {
       [FILE_UNREADABLE] = "unreadable",
       [FILE_SPECIAL] = "links to folders or devices",
       [FILE_LEFT_OUT] = "in --out or --val, or in a folder of a dataset or a run"};
-  SkippedText s = {""};
-  size_t used = 0;
+  ShortText s = {""};
   for (int i = 0; i < FILE_TEXT; i++)
     if (c->skipped[i] > 0)
-      used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64 " %s",
-                               used ? ", " : "", c->skipped[i], reasons[i]);
+      short_append(&s, "%s%" PRId64 " %s", s.text[0] ? ", " : "", c->skipped[i], reasons[i]);
   return s;
 }

@@ -262,7 +262,7 @@ static int check_room(const Job *job, Error *err) {
 }
 
 static int no_text(const Job *job, Error *err) {
-  const SkippedText skipped = corpus_skipped(&job->corpus);
+  const ShortText skipped = corpus_skipped(&job->corpus);
   const PrepareOptions *o = job->options;
   error_set(err, "there is no text in '%s'%s%s%s%s",
             file_is_stdin(o->paths[0]) ? "standard input" : o->paths[0],
@@ -336,7 +336,7 @@ static void print_report(const Job *job) {
                                        [FILES] = "those of --val for validation",
                                        [NONE] = "none for validation"};
   const char *out = job->options->out;
-  const SkippedText skipped = corpus_skipped(&job->corpus);
+  const ShortText skipped = corpus_skipped(&job->corpus);
   printf("tokenizer  %s, %" PRId64 " ids\n", job->facts->name, job->facts->vocab_size);
   prepare_print_input(&job->corpus, &job->bad);
   printf("documents  %" PRId64 " in %zu file%s, %s\n", job->reader.documents, job->corpus.count,

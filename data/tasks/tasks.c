@@ -53,13 +53,10 @@ static const Task tasks[] = {
 };
 enum { TASKS = sizeof tasks / sizeof *tasks };
 
-TaskNames task_names(void) {
-  TaskNames names = {""};
-  for (int i = 0; i < TASKS; i++) {
-    const size_t used = strlen(names.text);
-    snprintf(names.text + used, sizeof names.text - used, "%s, ", tasks[i].name);
-  }
-  strncat(names.text, CORE_TASK, sizeof names.text - strlen(names.text) - 1);
+ShortText task_names(void) {
+  ShortText names = {""};
+  for (int i = 0; i < TASKS; i++) short_append(&names, "%s, ", tasks[i].name);
+  short_append(&names, CORE_TASK);
   return names;
 }
 

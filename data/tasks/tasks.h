@@ -47,10 +47,7 @@ void questions_sample(QuestionSet *set, int64_t most);
 
 #define CORE_TASK "core"
 // "hellaswag, piqa, ...": all names, for sentences.
-typedef struct TaskNames {
-  char text[256];
-} TaskNames;
-TaskNames task_names(void);
+ShortText task_names(void);
 // The name that `file` begins with, up to its end, a dot or a dash; NULL: none. CORE_TASK is one.
 const char *task_of_file(const char *file);
 

@@ -262,16 +262,14 @@ bool bf16_products_pay(void) {
   return cpu_has(dnnl_cpu_isa_avx512_core_amx);
 }
 
-ProductsText products_library(void) {
+ShortText products_library(void) {
   const dnnl_version_t *v = dnnl_version();
   const char *isa = cpu_has(dnnl_cpu_isa_avx512_core) ? "AVX-512"
                     : cpu_has(dnnl_cpu_isa_avx2)      ? "AVX2"
                     : cpu_has(dnnl_cpu_isa_avx)       ? "AVX"
                     : cpu_has(dnnl_cpu_isa_sse41)     ? "SSE4.1"
                                                       : "reference";
-  ProductsText t;
-  snprintf(t.text, sizeof t.text, "oneDNN %d.%d.%d (%s)", v->major, v->minor, v->patch, isa);
-  return t;
+  return short_text("oneDNN %d.%d.%d (%s)", v->major, v->minor, v->patch, isa);
 }
 
 Bf16Products *bf16_products_open(Bf16Room room) {

@@ -33,11 +33,8 @@ static const LibraryFunction functions[] = {
     {"cudnnBackendExecute", offsetof(CudnnApi, execute)},
 };
 
-CudnnVersionText cudnn_version_text(size_t version) {
-  CudnnVersionText v;
-  snprintf(v.text, sizeof v.text, "%zu.%zu.%zu", version / 10000, version / 100 % 100,
-           version % 100);
-  return v;
+ShortText cudnn_version_text(size_t version) {
+  return short_text("%zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
 }
 
 // 9.10.0 and 9.10.1 have no working backward, and before 9.11 the mask value and the reduction's

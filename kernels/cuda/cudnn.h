@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "base/memory.h"
 
 // ---- Functions of a library that is loaded at run time
 
@@ -105,10 +106,7 @@ int cudnn_open(CudnnApi *api, Error *err);
 // 0 if this cuDNN can run our attention; else -1, and err says why not.
 int cudnn_version_supported(size_t version, Error *err);
 
-typedef struct CudnnVersionText {
-  char text[32]; // "9.19.0"
-} CudnnVersionText;
-CudnnVersionText cudnn_version_text(size_t version);
+ShortText cudnn_version_text(size_t version); // "9.19.0"
 
 // 0 if status is success; else fails with `doing`, the status and cuDNN's own last words.
 int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err);

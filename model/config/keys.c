@@ -294,31 +294,29 @@ const char *key_shown(const KeyReader *r, const char *name) {
 }
 
 // "a whole number from 1 to 8", "a number, above 0 and at most 1"
-static AllowedText range_text(const Key *key) {
-  AllowedText t;
+static ShortText range_text(const Key *key) {
   const char *kind = key->type == KEY_INTEGER ? "a whole number" : "a number";
   const char *least = key->flags & KEY_ABOVE_MIN ? ", above " : ", at least ";
   const char *most = key->flags & KEY_BELOW_MAX ? " and below " : " and at most ";
   const bool no_max = key->max > (double)JSON_MAX_INTEGER;
   if (key->type == KEY_INTEGER && !no_max) least = " from ", most = " to ";
-  snprintf(t.text, sizeof t.text, "%s%s%s%s%s", kind, least, number_text(key->min).text,
-           no_max ? "" : most, no_max ? "" : number_text(key->max).text);
-  return t;
+  return short_text("%s%s%s%s%s", kind, least, number_text(key->min).text, no_max ? "" : most,
+                    no_max ? "" : number_text(key->max).text);
 }
 
-AllowedText key_allowed(const Key *key) {
-  AllowedText t = {"true or false"};
+ShortText key_allowed(const Key *key) {
   if (key->type == KEY_INTEGER || key->type == KEY_NUMBER) return range_text(key);
   if (key->type == KEY_TEXT || key->type == KEY_SOURCES)
-    snprintf(t.text, sizeof t.text, "a string%s of %s%zu bytes",
-             key->type == KEY_SOURCES ? " or a list" : "", key->min > 0 ? "1 to " : "at most ",
-             key->size - 1);
-  size_t used = 0;
-  for (int i = 0; key->choices && key->choices[i]; i++) {
-    const char *separator = i == 0 ? "" : key->choices[i + 1] ? ", " : " or ";
-    used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s\"%s\"", separator,
-                             key->choices[i]);
-  }
+    return short_text("a string%s of %s%zu bytes", key->type == KEY_SOURCES ? " or a list" : "",
+                      key->min > 0 ? "1 to " : "at most ", key->size - 1);
+  if (!key->choices) return short_text("true or false");
+  ShortText t = {""};
+  for (int i = 0; key->choices[i]; i++)
+    short_append(&t, "%s\"%s\"",
+                 i == 0                ? ""
+                 : key->choices[i + 1] ? ", "
+                                       : " or ",
+                 key->choices[i]);
   return t;
 }
 
@@ -439,7 +437,7 @@ static void write_value(JsonWriter *w, const char *name, const Key *key, const C
   if (key->type == KEY_TEXT || (key->type == KEY_SOURCES && !list)) json_string(w, name, field);
   if (key->type == KEY_CHOICE) json_string(w, name, key->choices[*(const int *)field]);
   if (key->type != KEY_NUMBER) return;
-  NumberText number = number_text(*(const double *)field);
+  ShortText number = number_text(*(const double *)field);
   // transformers 4 warns about a factor that is written as an integer.
   if (!strpbrk(number.text, ".e")) strcat(number.text, ".0");
   json_raw(w, name, number.text);

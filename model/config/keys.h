@@ -76,10 +76,7 @@ bool key_is_set(const Key *key, const Config *config);
 // The value as JSON on one line, in fresh memory.
 char *key_text(const Key *key, const Config *config);
 // "a whole number from 1 to 8"
-typedef struct AllowedText {
-  char text[128];
-} AllowedText;
-AllowedText key_allowed(const Key *key);
+ShortText key_allowed(const Key *key);
 // The keys of a section with their values; "model" includes rope_scaling.
 void keys_write_section(JsonWriter *w, const char *section, const Config *config);
 

@@ -63,9 +63,8 @@ Backend *backend_open(const Config *c, const Spec *spec, const Hardware *h, Erro
   return be;
 }
 
-BackendText backend_identity(const Backend *be) {
-  BackendText t;
-  snprintf(t.text, sizeof t.text, "%.40s: %.148s", be->name, be->description);
+ShortText backend_identity(const Backend *be) {
+  ShortText t = short_text("%.40s: %.148s", be->name, be->description);
   t.text[strcspn(t.text, ";")] = '\0';
   return t;
 }

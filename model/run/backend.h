@@ -48,7 +48,4 @@ double step_estimate_ms(const Config *config, const Spec *spec, const Gpu *gpu, 
 // The run's bits depend on this besides the configuration: backend, hardware, libraries and, on a
 // CPU, threads and the instructions that oneDNN uses: "cpu: 2 threads, oneDNN 2.6.3 (AVX2),
 // fp32". Without the rest of the description.
-typedef struct BackendText {
-  char text[192]; // as TrainState.backend
-} BackendText;
-BackendText backend_identity(const Backend *be);
+ShortText backend_identity(const Backend *be);

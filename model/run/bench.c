@@ -414,10 +414,10 @@ static void print_model(const Bench *b) {
 static void describe_run(Bench *b, const Backend *be) {
   BenchResult *r = b->result;
   const ModelConfig *model = &b->config.model;
-  const int name = r->kinds == 1 ? 0 : (int)strcspn(be->description, ",");
-  snprintf(r->card, sizeof r->card, "%.*s", name, be->description);
-  if (r->kinds == 1) snprintf(r->card, sizeof r->card, "This processor");
-  snprintf(r->model, sizeof r->model, "%s", count_text((double)model_parameters(model, true)).text);
+  const int name = (int)strcspn(be->description, ",");
+  r->card =
+      r->kinds == 1 ? short_text("This processor") : short_text("%.*s", name, be->description);
+  r->model = count_text((double)model_parameters(model, true));
   r->tokens = tokens_per_step(&b->config);
 }
 

@@ -41,13 +41,13 @@ typedef struct Busy {
 } Busy;
 
 typedef struct BenchResult {
-  int kinds;                // 1 on a CPU
-  Operation only;           // that is printed; OPERATION_COUNT: all
-  bool whole;               // layers and steps were measured, too
-  bool apart;               // one kind after the other, since both do not fit
-  GpuGauges gauges;         // of the opened GPU
-  char card[64], model[32]; // "NVIDIA H200", "1.24B": its parameters
-  int64_t tokens;           // of a step
+  int kinds;             // 1 on a CPU
+  Operation only;        // that is printed; OPERATION_COUNT: all
+  bool whole;            // layers and steps were measured, too
+  bool apart;            // one kind after the other, since both do not fit
+  GpuGauges gauges;      // of the opened GPU
+  ShortText card, model; // "NVIDIA H200", "1.24B": its parameters
+  int64_t tokens;        // of a step
   BenchOp ops[OPERATION_COUNT];
   Spread layer[BENCH_PASSES][BENCH_KINDS];
   Spread step[BENCH_KINDS];

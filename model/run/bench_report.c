@@ -81,19 +81,7 @@ static double percent(double part) {
 // ---- The table
 
 // A number, or a dash where it is not known.
-typedef struct Cell {
-  char text[24];
-} Cell;
-
-static Cell cell(const char *format, double value) __attribute__((format(printf, 1, 0)));
-static Cell cell(const char *format, double value) {
-  Cell c = {"-"};
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-  if (isfinite(value)) snprintf(c.text, sizeof c.text, format, value);
-#pragma GCC diagnostic pop
-  return c;
-}
+#define cell(format, value) (isfinite(value) ? short_text(format, value) : short_text("-"))
 
 static const char *kernel_name(const BenchOp *op) {
   static const char *const names[] = {
@@ -213,12 +201,12 @@ PathText bench_quote(const BenchResult *r) {
   const double fused = r->step[BENCH_FUSED].median, unfused = r->step[BENCH_UNFUSED].median,
                speed = (double)r->tokens / fused * 1e3;
   if (r->kinds < BENCH_KINDS)
-    return path_text("%s trains %s parameters at %s tokens/s", r->card, r->model,
+    return path_text("%s trains %s parameters at %s tokens/s", r->card.text, r->model.text,
                      count_text(speed).text);
   return path_text("On %s a training step of %s parameters takes %.4g ms with fused kernels and "
                    "%.4g ms with unfused ones: fused is %.3f times as fast (%.3f to %.3f), %s "
                    "tokens/s",
-                   r->card, r->model, fused, unfused, r->gain.median, r->gain.tenth,
+                   r->card.text, r->model.text, fused, unfused, r->gain.median, r->gain.tenth,
                    r->gain.ninetieth, count_text(speed).text);
 }
 

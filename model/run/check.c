@@ -114,7 +114,7 @@ static void host_attention_backward(Backend *be, int64_t B, int64_t T, const act
 enum { MOST_TENSORS = 64 };
 
 typedef struct Tensor {
-  char name[80];
+  ShortText name;
   int64_t count;
   float *values; // NULL: only in FP8
   double floor;  // of its error
@@ -133,16 +133,13 @@ static void step_free(Step *s) {
 static float *add(Step *s, const char *name, const char *more, int64_t count, double floor) {
   assert(s->count < MOST_TENSORS);
   Tensor *t = &s->list[s->count++];
-  *t = (Tensor){.count = count, .floor = floor};
-  snprintf(t->name, sizeof t->name, "%s%s", name, more);
+  *t = (Tensor){.name = short_text("%s%s", name, more), .count = count, .floor = floor};
   return t->values = xcalloc((size_t)count, sizeof *t->values);
 }
 
 static void add_act(Step *s, Backend *be, const char *name, int64_t layer, const act_t *from,
                     int64_t count) {
-  char more[32];
-  snprintf(more, sizeof more, " of layer %lld", (long long)layer);
-  float *to = add(s, name, more, count, 1e-6);
+  float *to = add(s, name, short_text(" of layer %lld", (long long)layer).text, count, 1e-6);
   if (from) be->services.read_act(be, to, from, count);
   if (from) return;
   free(to);
@@ -250,12 +247,12 @@ static int run_fused(Step *s, const ModelConfig *model, Backend *be, FuseOp *fus
 
 // ---- Comparing
 
-static void note_error(CheckedOperation *c, const char *tensor, double error, double bound) {
+static void note_error(CheckedOperation *c, ShortText tensor, double error, double bound) {
   c->passed = c->passed && error <= bound;
   if (c->bound > 0 && (isnan(c->error) || error / bound <= c->error / c->bound)) return;
   c->error = error;
   c->bound = bound;
-  snprintf(c->tensor, sizeof c->tensor, "%s", tensor);
+  c->tensor = tensor;
 }
 
 static CheckedOperation compare(Operation operation, const Step *got, const Step *twin,
@@ -320,7 +317,7 @@ static void print_row(const CheckedOperation *c, Operation operation, bool fp8,
            1 / op_rates(times, timed).unfused_over);
   else
     printf(" %8s %8s %8s", "-", "-", "-");
-  printf("  %s\n", c->tensor);
+  printf("  %s\n", c->tensor.text);
 }
 
 void check_print(const Check *check, bool fp8, const BenchResult *times) {
@@ -489,39 +486,30 @@ int check_times(CheckedTimes *t, const ModelConfig *model, Backend *be, FuseOp *
 
 // ---- Remembered results
 
-typedef struct Line {
-  char text[240];
-} Line;
-
-static Line wrong_programs(const Spec *spec) {
-  Line q;
-  snprintf(q.text, sizeof q.text, "programs %s %s", spec->fp8 ? "fp8" : "bf16",
-           spec->mainloop == MAINLOOP_WGMMA ? "wgmma" : "mma_sync");
-  return q;
+static ShortText wrong_programs(const Spec *spec) {
+  return short_text("programs %s %s", spec->fp8 ? "fp8" : "bf16",
+                    spec->mainloop == MAINLOOP_WGMMA ? "wgmma" : "mma_sync");
 }
 
-static Line slow_programs(const Spec *timed) {
+static ShortText slow_programs(const Spec *timed) {
   const int64_t sizes[] = {timed->batch, timed->seq, chunk_rows(timed), timed->D, timed->F,
                            timed->H,     timed->KV,  timed->d,          timed->V};
-  Line q = wrong_programs(timed);
-  size_t used = strlen(strcat(q.text, " slow"));
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-    used += (size_t)snprintf(q.text + used, sizeof q.text - used, " %" PRId64, sizes[i]);
+  ShortText q = wrong_programs(timed);
+  short_append(&q, " slow");
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) short_append(&q, " %" PRId64, sizes[i]);
   return q;
 }
 
 // Programs are part of the executable, and another one is checked anew.
-static Line stamp(void) {
-  Line l = {""};
+static ShortText stamp(void) {
   struct stat st;
-  if (stat("/proc/self/exe", &st) == 0)
-    snprintf(l.text, sizeof l.text, "%lld %lld.%09ld", (long long)st.st_size,
-             (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
-  return l;
+  if (stat("/proc/self/exe", &st) != 0) return short_text("%s", "");
+  return short_text("%lld %lld.%09ld", (long long)st.st_size, (long long)st.st_mtim.tv_sec,
+                    st.st_mtim.tv_nsec);
 }
 
-static bool recall(const Spec *spec, const Gpu *gpu, Line question, OperationSet *operations) {
-  const Line executable = stamp();
+static bool recall(const Spec *spec, const Gpu *gpu, ShortText question, OperationSet *operations) {
+  const ShortText executable = stamp();
   const size_t length = strlen(executable.text);
   char *answer = gpu_recall(gpu, spec->gemm_cache, question.text);
   const bool known = answer && length > 0 && strncmp(answer, executable.text, length) == 0 &&
@@ -530,17 +518,18 @@ static bool recall(const Spec *spec, const Gpu *gpu, Line question, OperationSet
   return known;
 }
 
-static void remember(const Spec *spec, const Gpu *gpu, Line question, OperationSet operations) {
+static void remember(const Spec *spec, const Gpu *gpu, ShortText question,
+                     OperationSet operations) {
   char *answer = xasprintf("%s operations %" PRIx32, stamp().text, operations);
   gpu_remember(gpu, spec->gemm_cache, question.text, answer);
   free(answer);
 }
 
-static Line names_with(Operation operation) {
-  Line names = {""};
+static ShortText names_with(Operation operation) {
+  ShortText names = {""};
   for (Operation i = 0; i < OPERATION_COUNT; i++)
     if (operations_with(operation) >> i & 1)
-      strcat(strcat(names.text, *names.text ? ", " : ""), operation_name(i));
+      short_append(&names, "%s%s", *names.text ? ", " : "", operation_name(i));
   return names;
 }
 
@@ -552,7 +541,7 @@ static void say_wrong(const Check *check) {
         stderr,
         "not fused: %s: on this GPU %s has an error of %.2e, and %.2e is allowed; please report "
         "what ./train --doctor prints\n",
-        names_with(c->operation).text, c->tensor, fabs(c->error), c->bound);
+        names_with(c->operation).text, c->tensor.text, fabs(c->error), c->bound);
   }
 }
 
@@ -568,7 +557,7 @@ static void say_slow(const CheckedTimes *t) {
 
 // Where there is no memory for it, nothing is found or remembered.
 static OperationSet wrong_here(const Spec *spec, const Gpu *gpu) {
-  const Line question = wrong_programs(spec);
+  const ShortText question = wrong_programs(spec);
   Check check;
   Error ignored;
   OperationSet failed = 0;
@@ -584,7 +573,7 @@ static OperationSet wrong_here(const Spec *spec, const Gpu *gpu) {
 static OperationSet slow_here(const ModelConfig *model, const Spec *run, const Gpu *gpu) {
   const ModelConfig layer = timed_model(model, run->fp8);
   const Spec spec = timed_spec(model, run);
-  const Line question = slow_programs(&spec);
+  const ShortText question = slow_programs(&spec);
   CheckedTimes times;
   Error ignored;
   if (recall(run, gpu, question, &times.slow)) return times.slow;

@@ -32,7 +32,7 @@ static inline Deviation deviation_bound(Deviation twin, double floor) {
 
 typedef struct CheckedOperation {
   Operation operation; // and operations_with it
-  char tensor[80];     // that comes nearest to its bound, or is farthest beyond
+  ShortText tensor;    // that comes nearest to its bound, or is farthest beyond
   double error, bound; // its deviation
   bool passed;
 } CheckedOperation;

@@ -76,27 +76,17 @@ static Loss difference(Loss a, Loss b) {
 
 // ---- What is printed
 
-typedef struct LossText {
-  char text[64];
-} LossText;
-
-static LossText loss_text(Loss loss, const char *sign) {
-  LossText t = {"-"};
-  if (isnan(loss.mean)) return t;
-  const int n = snprintf(t.text, sizeof t.text, *sign ? "%+.4f" : "%.4f", loss.mean);
-  if (loss.error > 0) snprintf(t.text + n, sizeof t.text - (size_t)n, " +- %.4f", loss.error);
+static ShortText loss_text(Loss loss, const char *sign) {
+  if (isnan(loss.mean)) return short_text("-");
+  ShortText t = short_text(*sign ? "%+.4f" : "%.4f", loss.mean);
+  if (loss.error > 0) short_append(&t, " +- %.4f", loss.error);
   return t;
 }
 
-static LossText place_text(Axis axis, double x) {
-  LossText t;
-  if (axis == STEPS)
-    snprintf(t.text, sizeof t.text, "%.0f steps", x);
-  else if (axis == TOKENS)
-    snprintf(t.text, sizeof t.text, "%s tokens", count_text(x).text);
-  else
-    snprintf(t.text, sizeof t.text, "%s", time_text(x).text);
-  return t;
+static ShortText place_text(Axis axis, double x) {
+  if (axis == STEPS) return short_text("%.0f steps", x);
+  if (axis == TOKENS) return short_text("%s tokens", count_text(x).text);
+  return time_text(x);
 }
 
 static void print_runs(const Comparison *c) {

@@ -147,7 +147,7 @@ int doctor_command(int argc, char **argv, Error *err) {
   (void)argc, (void)argv;
   Gpu gpu;
   int failed = 0;
-  const CpuName name = cpu_name();
+  const ShortText name = cpu_name();
   const ThreadsAsked threads = threads_asked("");
   printf("%-14s %s; %d thread%s, %s\n", "processor", name.text[0] ? name.text : "unnamed",
          threads.count, threads.count == 1 ? "" : "s", threads.why);

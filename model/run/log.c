@@ -13,45 +13,31 @@
 #include "base/memory.h"
 #include "model/run/run.h"
 
-TimeText time_text(double seconds) {
-  TimeText t;
+ShortText time_text(double seconds) {
   if (!(seconds > 0)) seconds = 0; // NAN too
   const long long s = seconds < 1e12 ? llround(seconds) : 0;
-  if (seconds < 59.95)
-    snprintf(t.text, sizeof t.text, "%.1f s", seconds);
-  else if (s < 3600)
-    snprintf(t.text, sizeof t.text, "%lld min %02lld s", s / 60, s % 60);
-  else if (s < 86400)
-    snprintf(t.text, sizeof t.text, "%lld h %02lld min", s / 3600, s / 60 % 60);
-  else
-    snprintf(t.text, sizeof t.text, "%lld d %02lld h", s / 86400, s / 3600 % 24);
-  return t;
+  if (seconds < 59.95) return short_text("%.1f s", seconds);
+  if (s < 3600) return short_text("%lld min %02lld s", s / 60, s % 60);
+  if (s < 86400) return short_text("%lld h %02lld min", s / 3600, s / 60 % 60);
+  return short_text("%lld d %02lld h", s / 86400, s / 3600 % 24);
 }
 
-CountText count_text(double count) {
-  CountText t;
-  if (count < 1000)
-    snprintf(t.text, sizeof t.text, "%.0f", count);
-  else if (count < 999500)
-    snprintf(t.text, sizeof t.text, "%.1fk", count / 1e3);
-  else if (count < 999.5e6)
-    snprintf(t.text, sizeof t.text, "%.2fM", count / 1e6);
-  else
-    snprintf(t.text, sizeof t.text, "%.2fB", count / 1e9);
-  return t;
+ShortText count_text(double count) {
+  if (count < 1000) return short_text("%.0f", count);
+  if (count < 999500) return short_text("%.1fk", count / 1e3);
+  if (count < 999.5e6) return short_text("%.2fM", count / 1e6);
+  return short_text("%.2fB", count / 1e9);
 }
 
-ModelText model_text(const ModelConfig *m) {
-  ModelText t;
-  snprintf(t.text, sizeof t.text,
-           "%s parameters: %lld layer%s, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
-           "vocabulary %lld%s",
-           count_text((double)model_parameters(m, true)).text, (long long)m->num_hidden_layers,
-           m->num_hidden_layers == 1 ? "" : "s", (long long)m->hidden_size,
-           (long long)m->intermediate_size, (long long)m->num_attention_heads,
-           (long long)m->num_key_value_heads, (long long)m->head_dim, (long long)m->vocab_size,
-           m->tie_word_embeddings ? ", tied" : "");
-  return t;
+ShortText model_text(const ModelConfig *m) {
+  return short_text("%s parameters: %lld layer%s, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
+                    "vocabulary %lld%s",
+                    count_text((double)model_parameters(m, true)).text,
+                    (long long)m->num_hidden_layers, m->num_hidden_layers == 1 ? "" : "s",
+                    (long long)m->hidden_size, (long long)m->intermediate_size,
+                    (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
+                    (long long)m->head_dim, (long long)m->vocab_size,
+                    m->tie_word_embeddings ? ", tied" : "");
 }
 
 // ---- The file

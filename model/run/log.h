@@ -109,17 +109,8 @@ void log_sources(RunLog *log, const TrainState *state);
 void log_stop(RunLog *log, int64_t step, const char *reason);
 
 // "3.2 s", "1 min 10 s", "2 h 05 min", "3 d 04 h".
-typedef struct TimeText {
-  char text[32];
-} TimeText;
-TimeText time_text(double seconds);
+ShortText time_text(double seconds);
 // "950", "21.8k", "2.75M", "1.24B".
-typedef struct CountText {
-  char text[32];
-} CountText;
-CountText count_text(double count);
+ShortText count_text(double count);
 // "2.75M parameters: 4 layers, hidden 192, ...".
-typedef struct ModelText {
-  char text[256];
-} ModelText;
-ModelText model_text(const ModelConfig *model);
+ShortText model_text(const ModelConfig *model);

@@ -44,11 +44,9 @@ static int open_val_data(Run *run, Error *err) {
 
 // Another backend than the checkpoint's is no error, but reported.
 static void note_backend(Run *run) {
-  const BackendText now = backend_identity(run->be);
-  char *was = run->state.backend;
-  if (was[0] != '\0' && strcmp(was, now.text) != 0)
-    snprintf(run->start.was_on.text, sizeof run->start.was_on.text, "%s", was);
-  snprintf(was, sizeof run->state.backend, "%s", now.text);
+  const ShortText now = backend_identity(run->be), was = run->state.backend;
+  if (was.text[0] != '\0' && strcmp(was.text, now.text) != 0) run->start.was_on = was;
+  run->state.backend = now;
 }
 
 static int open_weights(Run *run, Error *err) {

@@ -66,11 +66,11 @@ typedef struct Inputs {
 typedef struct Start {
   Checkpoint from; // until it is loaded; path "": random weights
   bool resumed;
-  char *changes;      // keys that differ from the checkpoint's; NULL where there is none
-  bool lr_changed;    // with them the schedule has another rate at this step
-  bool val_changed;   // validation reads other windows, so the best loss was forgotten
-  LaterSteps later;   // checkpoints in output.dir that the run will replace
-  BackendText was_on; // the checkpoint's backend, where it is another; else empty
+  char *changes;    // keys that differ from the checkpoint's; NULL where there is none
+  bool lr_changed;  // with them the schedule has another rate at this step
+  bool val_changed; // validation reads other windows, so the best loss was forgotten
+  LaterSteps later; // checkpoints in output.dir that the run will replace
+  ShortText was_on; // the checkpoint's backend, where it is another; else empty
 } Start;
 
 // The steps of this process.

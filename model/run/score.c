@@ -74,30 +74,21 @@ static int print_cell(int spaces, const char *text) {
   return *text ? WIDTH - (printf("%*s%s", spaces, "", text) - spaces) : spaces + WIDTH;
 }
 
-typedef struct CellText {
-  char text[64];
-} CellText;
-static CellText estimate_text(Estimate e) {
-  CellText cell = {""};
-  const char *format = isnan(e.error) ? "%.4f" : e.mean < 1000 ? "%.4f +- %.4f" : "%.4g +- %.4g";
-  if (!isnan(e.mean)) snprintf(cell.text, sizeof cell.text, format, e.mean, e.error);
-  return cell;
+static ShortText estimate_text(Estimate e) {
+  if (isnan(e.mean)) return short_text("%s", "");
+  if (isnan(e.error)) return short_text("%.4f", e.mean);
+  return short_text(e.mean < 1000 ? "%.4f +- %.4f" : "%.4g +- %.4g", e.mean, e.error);
 }
 
 // A task's name; of one of its several files with the file's, "blimp anaphor_number_agreement".
-static CellText name_text(const Scorer *s, const TaskResult *r) {
-  CellText cell;
+static ShortText name_text(const Scorer *s, const TaskResult *r) {
   TaskResult other;
   int files = 0;
   for (int i = 0; scorer_result(s, i, &other); i++)
     files += other.path && strcmp(other.task, r->task) == 0;
-  if (r->path && files > 1) {
-    const char *name = path_name(r->path);
-    snprintf(cell.text, sizeof cell.text, "%s %.*s", r->task, (int)strcspn(name, "."), name);
-  } else {
-    snprintf(cell.text, sizeof cell.text, "%s", r->task);
-  }
-  return cell;
+  if (!r->path || files < 2) return short_text("%s", r->task);
+  const char *name = path_name(r->path);
+  return short_text("%s %.*s", r->task, (int)strcspn(name, "."), name);
 }
 
 static void print_table(const Scorer *s) {

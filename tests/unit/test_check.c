@@ -222,8 +222,8 @@ static OperationSet set_of(Operation operation) {
 static OperationSet print_failed(const Check *check) {
   for (int i = 0; i < check->count; i++) {
     const CheckedOperation *c = &check->list[i];
-    print_message("# %-16s %s: %.2e of %.2e%s\n", operation_name(c->operation), c->tensor, c->error,
-                  c->bound, c->passed ? "" : ", which failed");
+    print_message("# %-16s %s: %.2e of %.2e%s\n", operation_name(c->operation), c->tensor.text,
+                  c->error, c->bound, c->passed ? "" : ", which failed");
   }
   return check_failed(check);
 }

@@ -230,7 +230,7 @@ TEST(every_state_is_read_back) {
        .data = UINT64_MAX - 5,
        .validation = UINT64_MAX - 6,
        .tokens = UINT64_MAX - 7,
-       .backend = "cpu: 2 threads"},
+       .backend = short_text("cpu: 2 threads")},
       {.step = 9,
        .sequences = UINT64_MAX,
        .best_val_loss = 1,

@@ -52,7 +52,7 @@ typedef struct TrainState {
   uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h)
   uint64_t data;      // of the training files: Loader.fingerprint
   uint64_t tokens;    // of theirs: Loader.checksum; 0 also where `data` has it
-  char backend[192];  // its bits depend on it: kernels, device, libraries, threads
+  ShortText backend;  // its bits depend on it: kernels, device, libraries, threads
   bool model_alone;   // of a checkpoint: it has no optimizer state (output.save_optimizer)
 } TrainState;
 

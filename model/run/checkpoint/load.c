@@ -94,7 +94,7 @@ static const SafeTensor *find_tensor(const Wanted *w, const char *name) {
 
 static int check_shape(const Wanted *w, const SafeTensor *wanted, const SafeTensor *found,
                        Error *err) {
-  const ShapeText shape = safetensors_shape_text(wanted), theirs = safetensors_shape_text(found);
+  const ShortText shape = safetensors_shape_text(wanted), theirs = safetensors_shape_text(found);
   const bool half = found->dtype == SAFE_BF16 || found->dtype == SAFE_F16,
              weights = w->list.set == WEIGHTS;
   if (strcmp(theirs.text, shape.text) != 0)

@@ -54,7 +54,7 @@ char *state_json(const TrainState *s) {
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
   for (int i = 0; i < BACKEND; i++)
     if (more[i] != 0) json_string(&w, more_names[i], digits_text(more[i]).text);
-  if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
+  if (s->backend.text[0] != '\0') json_string(&w, more_names[BACKEND], s->backend.text);
   if (s->model_alone) json_bool(&w, more_names[OPTIMIZER], false);
   if (s->source_count > 0) put_sources(&w, s);
   json_close(&w, '}');
@@ -111,10 +111,10 @@ static int read_more(TrainState *s, cJSON *root, Error *err) {
     const char *text = cJSON_GetStringValue(item);
     if (item && i < BACKEND)
       status = read_digits(item, numbers[i], err);
-    else if (item && i == BACKEND && (!text || strlen(text) >= sizeof s->backend))
+    else if (item && i == BACKEND && (!text || strlen(text) >= sizeof s->backend.text))
       status = error_set(err, "the value of 'backend' is not a short text");
     else if (item && i == BACKEND)
-      strcpy(s->backend, text);
+      s->backend = short_text("%s", text);
     else if (item && i == OPTIMIZER && !cJSON_IsBool(item))
       status = error_set(err, "the value of 'optimizer' is not true or false");
     else if (i == SOURCES)
