@@ -60,12 +60,6 @@ typedef struct Mark {
   double ms; // since the first mark
 } Mark;
 
-// What the driver's management library says of a GPU; NAN where it gives no value.
-typedef struct GpuGauges {
-  char driver[96]; // its version, "" where not known
-  double clock_mhz, most_clock_mhz, watts, limit_watts, celsius;
-} GpuGauges;
-
 typedef struct Services {
   void (*destroy)(Backend *be);
 
@@ -152,5 +146,4 @@ typedef struct Services {
   // Waits for all marks, writes them to `marks` in their order, and forgets them. Returns how many.
   int (*marks_read)(Backend *be, Mark *marks);
   void (*copy)(Backend *be, void *to, const void *from, size_t bytes); // inside its memory
-  GpuGauges (*gauges)(Backend *be); // now, up to a millisecond of the host; NULL on the CPU
 } Services;

@@ -42,9 +42,8 @@ typedef struct Bench {
   double *forward; // [L] ms of a micro-batch's layers
   Sample *samples;
   int sample_count, sample_capacity;
-  double seconds;    // of measuring; 0: as many as usual
-  bool quiet;        // prints nothing
-  double sampled_ms; // when clocks and power were last read
+  double seconds; // of measuring; 0: as many as usual
+  bool quiet;     // prints nothing
 } Bench;
 
 enum {
@@ -59,7 +58,7 @@ enum {
   COPIES = 4,
 };
 static const double usual_seconds = 8, usual_op_seconds = 3, // without --seconds
-    most_warm_up_ms = 600, timed_steps_ms = 200, sample_interval_ms = 50, copies_ms = 100;
+    most_warm_up_ms = 600, timed_steps_ms = 200, copies_ms = 100;
 
 // ---- The command line
 
@@ -116,19 +115,6 @@ static void sum_up(Bench *b) {
     *of = spread_of(values, count);
   }
   free(values);
-}
-
-// Clocks and power, at times, while the GPU has work.
-static void read_clocks(Bench *b, int kind) {
-  Backend *be = b->sides[kind].be;
-  if (!be->services.gauges || now_ms() - b->sampled_ms < sample_interval_ms) return;
-  const GpuGauges g = be->services.gauges(be);
-  Busy *busy = &b->result->busy[kind];
-  busy->sum.clock_mhz += g.clock_mhz;
-  busy->sum.watts += g.watts;
-  busy->sum.celsius += g.celsius;
-  busy->count++;
-  b->sampled_ms = now_ms();
 }
 
 // ---- What marks say
@@ -272,7 +258,6 @@ static int run_step(Bench *b, int kind, Observed observed, bool timed, Error *er
   issue_step(b, s);
   be->observed = OBSERVE_NOTHING;
   if (timed) be->services.mark(be, MARK_STEP_END);
-  read_clocks(b, kind);
   for (s->unread++; s->unread > be->steps_ahead;) status |= take_result(b, kind, err);
   return status;
 }
@@ -315,10 +300,7 @@ static int measure(Bench *b, int from, int to, double most_ms, Error *err) {
   r->rounds = r->warm_up_rounds = 0;
   while (r->rounds < MOST_ROUNDS) {
     const bool keep = r->warm_up_rounds > 0 && now_ms() - opened > warm_up_ms;
-    if (keep && r->rounds == 0) {
-      began = now_ms();
-      for (int kind = from; kind < to; kind++) r->busy[kind] = (Busy){.count = 0};
-    }
+    if (keep && r->rounds == 0) began = now_ms();
     if (r->rounds >= LEAST_ROUNDS && now_ms() - began > most_ms) break;
     for (int i = from; i < to; i++) {
       const int kind = both ? (i + r->warm_up_rounds + r->rounds) % 2 : i;
@@ -430,7 +412,6 @@ static int run_sides(Bench *b, Error *err) {
   if (open_side(b, BENCH_FUSED, err) != 0) return -1;
   Backend *be = b->sides[BENCH_FUSED].be;
   r->kinds = be->kinds[OP_qkv] == KERNEL_CPU ? 1 : BENCH_KINDS;
-  if (be->services.gauges) r->gauges = be->services.gauges(be);
   describe_run(b, be);
   if (r->kinds == BENCH_KINDS && open_side(b, BENCH_UNFUSED, &no_room) != 0) {
     close_side(&b->sides[BENCH_UNFUSED]);

@@ -34,26 +34,18 @@ typedef struct BenchOp {
   double floor; // ms of a call, by bench_derive
 } BenchOp;
 
-// The means of the readings while the GPU was busy with one kind.
-typedef struct Busy {
-  GpuGauges sum;
-  int count;
-} Busy;
-
 typedef struct BenchResult {
   int kinds;             // 1 on a CPU
   Operation only;        // that is printed; OPERATION_COUNT: all
   bool whole;            // layers and steps were measured, too
   bool apart;            // one kind after the other, since both do not fit
-  GpuGauges gauges;      // of the opened GPU
   ShortText card, model; // "NVIDIA H200", "1.24B": its parameters
   int64_t tokens;        // of a step
   BenchOp ops[OPERATION_COUNT];
   Spread layer[BENCH_PASSES][BENCH_KINDS];
   Spread step[BENCH_KINDS];
-  Spread gain;      // unfused / fused of the steps of one round
-  double copy_rate; // bytes a ms, read and written
-  Busy busy[BENCH_KINDS];
+  Spread gain;                // unfused / fused of the steps of one round
+  double copy_rate;           // bytes a ms, read and written
   int rounds, warm_up_rounds; // of each kind
   double seconds;             // of measuring
   // What follows from these (bench_derive), in ms but for the first. Sums are over the operations

@@ -152,21 +152,9 @@ static void print_whole(const BenchResult *r) {
   print_split(r, BENCH_FLOOR);
 }
 
-// Dashes where nothing was read.
-static void print_busy(const char *what, const Busy *b) {
-  printf("%s %s MHz, %s W, %s C (%d reading%s)", what,
-         cell("%.0f", b->sum.clock_mhz / b->count).text, cell("%.0f", b->sum.watts / b->count).text,
-         cell("%.0f", b->sum.celsius / b->count).text, b->count, b->count == 1 ? "" : "s");
-}
-
 static void print_method(const BenchResult *r) {
   const bool both = r->kinds == BENCH_KINDS;
-  const GpuGauges *g = &r->gauges;
   printf("\nHow it was measured\n");
-  if (both)
-    printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W\n",
-           g->driver[0] ? g->driver : "of unknown version", cell("%.0f", g->most_clock_mhz).text,
-           cell("%.0f", g->limit_watts).text);
   printf("  %d rounds after %d to warm up, %.1f s. A round%s: %ssteps that note the time before "
          "and after each operation, each product%s. Random tokens; medians.\n",
          r->rounds, r->warm_up_rounds, r->seconds,
@@ -174,11 +162,6 @@ static void print_method(const BenchResult *r) {
          : r->apart ? ", all of fused kernels first"
                     : ", fused and unfused kernels alternately",
          r->whole ? "whole steps, " : "", r->whole ? " and each layer" : "");
-  if (both) {
-    print_busy("  busy with fused steps:", &r->busy[BENCH_FUSED]);
-    print_busy("; unfused steps:", &r->busy[BENCH_UNFUSED]);
-    printf("\n");
-  }
   printf("  peaks: %s TFLOP/s, the fastest of the bare products; a copy, read and written, %s "
          "GB/s\n",
          cell(r->peak < 10 ? "%.3f" : "%.1f", r->peak).text,

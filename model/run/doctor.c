@@ -114,9 +114,9 @@ static int check_table(const Gpu *gpu, bool fp8, Mainloop mainloop) {
     return 0;
   }
   const bool timed = time_programs(&times, fp8, mainloop, &err) == 0;
-  printf("\nprograms in %s by %s on %s, compute capability %d.%d, driver %s\n", precision, loop,
-         gpu->name, gpu->major, gpu->minor,
-         timed && times.gauges.driver[0] ? times.gauges.driver : "of unknown version");
+  printf("\nprograms in %s by %s on %s, compute capability %d.%d, driver for CUDA %d.%d\n",
+         precision, loop, gpu->name, gpu->major, gpu->minor, gpu->driver / 1000,
+         gpu->driver % 1000 / 10);
   check_print(&check, fp8, timed ? &times : NULL);
   if (!timed) printf("----  no times: %s\n", err.text);
   return check_failed(&check) != 0;

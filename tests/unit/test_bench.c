@@ -85,11 +85,6 @@ static void timed_copy(Backend *be, void *to, const void *from, size_t bytes) {
   machine.ms += copy_ms;
 }
 
-static GpuGauges gauges(Backend *be) {
-  (void)be;
-  return (GpuGauges){"1.2", 1500, 1980, 600, 700, NAN};
-}
-
 Backend *__wrap_backend_open(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
   (void)h, (void)err;
   Backend *be = backend_cpu_create(spec);
@@ -104,7 +99,6 @@ Backend *__wrap_backend_open(const Config *c, const Spec *spec, const Hardware *
   be->services.mark = marked;
   be->services.copy = timed_copy;
   if (machine.kinds == 1) return be;
-  be->services.gauges = gauges;
   for (int i = 0; i < OPERATION_COUNT; i++)
     be->kinds[i] = !unfused && i == OP_gate_up ? KERNEL_FUSED : KERNEL_UNFUSED;
   if (!unfused) be->kinds[OP_down] = KERNEL_FUSED;
@@ -182,7 +176,6 @@ static void check_whole(const BenchResult *r, bool mlp_again) {
     near(r->layer[PASS_BACKWARD][kind].median, tick + again);
     near(r->layer[PASS_BOTH][kind].median,
          2 * tick + slow + (mlp_again ? again : middle)); // the last layer's is not made again
-    assert_true(r->busy[kind].count == 0 || r->busy[kind].sum.watts == 600.0 * r->busy[kind].count);
   }
   const double bytes = r->kinds == 1 ? 64 << 20 : 256 << 20;
   near(2 * bytes / r->copy_rate, tick_ms[BENCH_FUSED] + copy_ms);
@@ -210,7 +203,6 @@ TEST(both_kinds_are_measured) {
     check_operations(&r);
     check_whole(&r, variants[i].mlp_again);
     near(r.gain.median, r.step[BENCH_UNFUSED].median / r.step[BENCH_FUSED].median);
-    assert_true(r.busy[0].count > 0 && r.busy[1].count > 0);
     assert_int_equal(r.ops[OP_embed].in_forward + r.ops[OP_embed].in_backward, 0);
     assert_int_equal(r.ops[OP_gate_up].in_forward, 1);
     assert_int_equal(r.ops[OP_gate_up].in_backward, variants[i].mlp_again);
