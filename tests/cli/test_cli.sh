@@ -74,36 +74,14 @@ refuses a_model_as_config_says_what_takes_it './train configs/continue.json mode
   tests/fixtures/mha_tied
 echo '{"model": {"hidden_size": 32,' >"$folder/broken.json"
 refuses json_that_breaks_off_is_refused "$folder/broken.json" "$folder/broken.json"
-sed 's/"hidden_size"/"hiden_size"/' "$config" >"$folder/typo.json"
-refuses an_unknown_key_names_the_nearest_one 'did you mean model.hidden_size' "$folder/typo.json"
-sed 's/"batch_size": 2/"batch_size": 2, "batch_size": 4/' "$config" >"$folder/twice.json"
-refuses a_key_that_is_there_twice_is_refused 'batch_size appears twice' "$folder/twice.json"
 
-# ---- Overrides
+# ---- Overrides and values: unit/test_messages has each
 refuses an_override_of_an_unknown_key_names_the_nearest_one 'did you mean train.batch_size' "$config" train.batchsize=4
-refuses a_key_by_its_initials_is_named_whole 'did you mean optimizer.learning_rate?' "$config" optimizer.lr=1e-3
-refuses an_override_without_a_value_is_refused 'did you mean train.steps=VALUE?' "$config" train.steps
 refuses a_contradiction_names_both_keys "$config with the overrides: model.num_key_value_heads is 2, but" \
   "$config" model.num_attention_heads=3
-refuses an_override_that_is_no_number_names_the_key_and_the_value 'train.steps is "many"' "$config" train.steps=many
-refuses a_fraction_of_a_step_is_refused 'train.steps is 2.5' "$config" train.steps=2.5
-
-# ---- Values
-refuses no_sequences_are_refused 'train.batch_size is 0' "$config" train.batch_size=0
-refuses an_absurd_width_is_refused 'model.hidden_size is 1e+18, but' "$config" model.hidden_size=1000000000000000000
-refuses an_infinite_learning_rate_is_refused 'optimizer.learning_rate' "$config" optimizer.learning_rate=1e999
-refuses a_sequence_longer_than_the_positions_is_refused 'max_position_embeddings' "$config" train.sequence_length=33
-refuses heads_that_do_not_divide_the_width_are_refused 'num_attention_heads' "$config" model.num_attention_heads=5 \
-  model.num_key_value_heads=5
-refuses key_value_heads_that_do_not_divide_the_heads_are_refused 'num_key_value_heads' "$config" \
-  model.num_key_value_heads=3
 refuses a_gpu_that_is_not_there_is_refused 'backend.device' "$config" backend.device=cuda
 refuses a_model_too_large_for_any_memory_is_refused 'memory' "$config" model.hidden_size=131072 \
   model.num_attention_heads=1024 model.intermediate_size=1048576 model.num_hidden_layers=4096
-
-refuses a_seed_that_json_cannot_hold_names_the_most \
-  'but it must be a whole number from 0 to 9007199254740991' "$config" \
-  train.seed=9007199254740993
 
 # ---- Data
 refuses a_missing_token_file_is_named "$folder/absent" "$config" "data.train=$folder/absent-*.bin"

@@ -11,9 +11,8 @@ runs --out one text
 holds a_text_is_split_at_the_floor_of_its_training_part '[0123456789abcdefgh]' one/train-00000.bin
 holds the_tail_is_a_document_of_its_own '[ijk]' one/val-00000.bin
 
-name=the_report_has_the_lines_for_a_config
-if grep -qF '"data": {"train": "one/train-*.bin", "val": "one/val-*.bin"}' stdout &&
-  grep -qF '"vocab_size": 258' stdout; then passes $name; else fails $name "$(cat stdout)"; fi
+check the_report_has_the_lines_for_a_config "$(cat stdout)" \
+  test "$(grep -oF -e '"data": {"train": "one/train-*.bin", "val": "one/val-*.bin"}' -e '"vocab_size": 258' stdout | wc -l)" = 2
 
 head -c 10 text >ten
 runs --out fraction --val-fraction 0.8 ten
@@ -25,20 +24,14 @@ size=$(stat -c %s long)
 cut=$((size - size / 10 - 1)) # floor(0.9 n) where 10 does not divide n
 [ $((size % 10)) != 0 ] || cut=$((size - size / 10))
 runs --out long.out long
-name=a_long_text_is_split_at_the_byte_and_kept_whole
-documents long.out/train-00000.bin >train
-documents long.out/val-00000.bin >val
-{ printf '['; head -c $cut long; printf ']'; } >train.expected
-{ printf '['; tail -c +$((cut + 1)) long; printf ']'; } >val.expected
-if cmp -s train train.expected && cmp -s val val.expected; then passes $name
-else fails $name "$(cmp train train.expected) $(cmp val val.expected)"; fi
+holds a_long_text_is_split_at_the_byte "[$(head -c $cut long)]" long.out/train-00000.bin
+holds and_kept_whole "[$(tail -c +$((cut + 1)) long)"$'\n]' long.out/val-00000.bin
 
 printf 'gr\xc3\xbc\xc3\x9fe \xe2\x82\xac \xf0\x9f\x8e\xad\n\t\x1b[1m' >utf8
 runs --out utf8.out --val-fraction 0.01 utf8
-name=every_byte_of_utf8_is_kept
-{ od -An -v -tu1 -w1 utf8 | tr -d ' '; } >expected
+od -An -v -tu1 -w1 utf8 | tr -d ' ' >expected
 { ids utf8.out/train-00000.bin; ids utf8.out/val-00000.bin; } | grep -v '^25[67]$' >found
-if cmp -s expected found; then passes $name; else fails $name "$(cmp expected found)"; fi
+check every_byte_of_utf8_is_kept "$(diff expected found)" cmp -s expected found
 
 # ---- .jsonl
 
@@ -53,9 +46,8 @@ runs --out lines lines.jsonl
 holds each_line_of_a_jsonl_file_is_a_document $'[first lin][second\nli][a \\u000]' lines/train-00000.bin
 printf '{"text": "x\\u0000y\\\\\\u0000z"}' >nul.jsonl
 runs --out nul --val-fraction 0.01 nul.jsonl
-name=an_escaped_nul_is_a_byte_of_zero
 got=$(ids nul/train-00000.bin | tr '\n' ' ')
-if [ "$got" = '256 120 0 121 92 0 257 ' ]; then passes $name; else fails $name "$got"; fi
+check an_escaped_nul_is_a_byte_of_zero "$got" test "$got" = '256 120 0 121 92 0 257 '
 
 { printf '{"text": "'; seq -s ' ' 1 300000 | tr -d '\n'; printf '"}'; } >huge.jsonl
 runs --out huge huge.jsonl
@@ -89,21 +81,15 @@ holds a_named_path_is_taken_even_if_hidden '[z][hid][a]' paths.out/train-00000.b
 
 for i in $(seq 1 300); do echo "{\"text\": \"<$i>\"}"; done >many.jsonl
 runs --out many many.jsonl
-documents many/train-00000.bin >train
-documents many/val-00000.bin >val
-name=of_many_documents_whole_ones_are_kept_for_validation
-tr ']' '\n' <val | tr -d '[<>' | sort >val.numbers
-tr ']' '\n' <train | tr -d '[<>' | sort >train.numbers
-kept=$(wc -l <val.numbers)
+check documents_are_for_training_or_for_validation "$(documents many/*.bin)" \
+  test "$(documents many/*.bin | tr ']' '\n' | tr -d '[<>' | sort)" = "$(seq 1 300 | sort)"
+kept=$(documents many/val-00000.bin | tr -dc ']' | wc -c)
 echo "# $kept of 300 documents are kept for validation, 30 expected: bounds 10 and 55"
-if [ "$(sort val.numbers train.numbers)" = "$(seq 1 300 | sort)" ] && [ "$kept" -ge 10 ] && [ "$kept" -le 55 ]; then
-  passes $name; else fails $name "$kept kept, $(wc -l <train.numbers) for training"; fi
+check about_as_many_as_asked_for_are_kept_for_validation "$kept" test "$kept" -ge 10 -a "$kept" -le 55
 runs --out again many.jsonl
 runs --out other --seed 1 many.jsonl
-name=a_seed_chooses_the_documents
-if cmp -s many/val-00000.bin again/val-00000.bin && ! cmp -s many/val-00000.bin other/val-00000.bin; then
-  passes $name; else fails $name "the same seed must repeat the split and another must change it"; fi
-name=both_sides_get_a_document_whatever_the_fraction
+check the_same_seed_chooses_the_same_documents 'others' cmp -s many/val-00000.bin again/val-00000.bin
+check another_seed_chooses_others 'the same' test "$(documents many/val-00000.bin)" != "$(documents other/val-00000.bin)"
 head -n 100 many.jsonl >hundred.jsonl
 wrong=
 for seed in 1 2 3; do
@@ -111,7 +97,7 @@ for seed in 1 2 3; do
     runs --force --out edge --seed $seed --val-fraction $fraction hundred.jsonl || wrong="seed $seed, fraction $fraction"
   done
 done
-if [ -z "$wrong" ]; then passes $name; else fails $name "$wrong"; fi
+check both_sides_get_a_document_whatever_the_fraction "$wrong" test -z "$wrong"
 
 # ---- A validation split of one's own
 
@@ -119,9 +105,8 @@ head -n 200 many.jsonl >train.jsonl
 tail -n +201 many.jsonl >valid.jsonl
 gzip -k valid.jsonl
 split_is() { # split_is NAME FOLDER: the first 200 documents are for training, the others for validation
-  if [ "$(documents "$2"/train-*.bin | tr ']' '\n' | tr -d '[<>')" = "$(seq 1 200)" ] &&
-    [ "$(documents "$2"/val-*.bin | tr ']' '\n' | tr -d '[<>')" = "$(seq 201 300)" ]; then passes "$1"
-  else fails "$1" "$(documents "$2"/*.bin | head -c 300)"; fi
+  holds "$1" "$(seq -s '' -f '[<%g>]' 200)" "$2"/train-*.bin
+  holds "$1" "$(seq -s '' -f '[<%g>]' 201 300)" "$2"/val-*.bin
 }
 runs --out given train.jsonl --val valid.jsonl && split_is files_of_its_own_are_for_validation given
 runs --out given2 --val=valid.jsonl.gz -- train.jsonl && split_is one_may_be_compressed given2
@@ -141,15 +126,13 @@ refuses no_text_for_validation_is_refused "there is no text in what --val names:
 
 runs --out shards --shard-tokens 5 text # [ + 18 + ] and [ + 3 + ]
 holds shards_in_name_order_hold_the_text '[0123456789abcdefgh]' shards/train-0000*.bin
-name=a_shard_holds_the_tokens_it_may
 sizes=$(stat -c %s shards/train-*.bin shards/val-*.bin | tr '\n' ' ')
-if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $name "sizes $sizes"; fi
+check a_shard_holds_the_tokens_it_may "sizes $sizes" test "$sizes" = '1034 1034 1034 1034 1034 '
 runs --force --out shards --shard-tokens 12 text
-name=a_forced_run_replaces_the_whole_dataset
 left=$(ls -A shards | tr '\n' ' ')
 files='checksums.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
 files+='train-00001.bin train-00001.docs val-00000.bin val-00000.docs '
-if [ "$left" = "$files" ]; then passes $name; else fails $name "left: $left"; fi
+check a_forced_run_replaces_the_whole_dataset "left: $left" test "$left" = "$files"
 
 # ---- What is refused
 
@@ -162,8 +145,6 @@ mkdir -p nothing/.git
 printf '{"text": "fine"}\n{"text": "cut\n' >cut.jsonl
 printf '{"text": "fine"}\n{"content": "x"}\n' >key.jsonl
 printf '{"text": 7}\n' >type.jsonl
-printf '["text"]\n' >array.jsonl
-printf '{"text": "a"} {"text": "b"}\n' >two.jsonl
 printf '\n \n' >blank.jsonl
 { for i in $(seq 1 150); do echo '{"text": "fine"}'; done; echo '{"text": }'; } >late.jsonl
 refuses an_empty_file_is_refused "'empty' is empty" empty
@@ -176,11 +157,8 @@ refuses a_folder_without_text_is_refused "there is no text in 'nothing' (skipped
 refuses no_path_is_refused './prepare --out data/mine my.txt'
 refuses broken_json_names_file_and_line "'cut.jsonl' line 2 is not JSON" cut.jsonl
 refuses broken_json_late_in_the_file_leaves_nothing "'late.jsonl' line 151 is not JSON" late.jsonl
-refuses a_line_of_two_objects_is_refused "'two.jsonl' line 1 is not JSON: it goes wrong at column 15" two.jsonl
-refuses a_line_without_text_is_refused "'key.jsonl' line 2 has no \"text\" string" key.jsonl
-refuses a_text_that_is_a_number_is_refused "'type.jsonl' line 1 has no \"text\" string" type.jsonl
-refuses a_line_that_is_an_array_is_refused "'array.jsonl' line 1 has no \"text\" string" array.jsonl
-refuses a_bad_line_names_the_way_past_it '; --skip-bad passes over such lines' key.jsonl
+refuses a_line_without_text_names_the_ways_past_it "'key.jsonl' line 2 has no \"text\" string, as in {\"text\": \"...\"}; \
+--field names another field; --skip-bad passes over such lines" key.jsonl
 refuses only_bad_lines_are_no_text "bad lines: 1, the first: type.jsonl:1: has no \"text\" string" --skip-bad type.jsonl
 refuses a_jsonl_file_of_blank_lines_is_refused "there is no text in 'blank.jsonl'" blank.jsonl
 refuses an_unknown_option_is_answered_with_the_nearest \
@@ -204,10 +182,6 @@ else
   refuses a_file_without_permission_is_refused "cannot open 'locked': Permission denied" locked
 fi
 
-name=an_output_folder_that_is_a_file_is_refused
-"$prepare" --out text/out text >stdout 2>stderr
-if [ $? = 1 ] && grep -q "'text" stderr && [ "$(cat text)" = 0123456789abcdefghijk ]; then passes $name; else fails $name "$(cat stderr)"; fi
-
 # ---- Failures on the way leave what was there
 
 runs --out kept text
@@ -215,18 +189,18 @@ cp -r kept before
 # Nothing changed, and no folder stands beside it.
 same() { diff -r before kept && [ -z "$(ls -d kept.*)" ]; } 2>/dev/null
 
-name=a_limit_on_file_sizes_is_a_failed_write
+failed_as() { # NAME STATUS WORDS
+  local expected=$2 words=$3
+  check "$1" "status $status, said: $(cat stderr), left: $(ls -Ad kept* kept/* | tr '\n' ' ')" \
+    eval '[ $status = $expected ] && grep -q "$words" stderr && same'
+}
 (ulimit -f 8 && exec "$prepare" --force --out kept long) >stdout 2>stderr
-if [ $? = 1 ] && grep -q 'File too large' stderr && same; then passes $name
-else fails $name "$(cat stderr) $(ls -A . kept)"; fi
-
+status=$?
+failed_as a_limit_on_file_sizes_is_a_failed_write 1 'File too large'
 ended_by() { # SIGNAL NAME JOB
-  local signal=$1 status
-  shift
-  wait "$2"
+  wait "$3"
   status=$?
-  if [ $((status - 128)) = "$(kill -l "$signal")" ] && [ "$(cat stderr)" = 'prepare: interrupted: nothing was written' ] && same; then passes "$1"
-  else fails "$1" "status $status, said: $(cat stderr), left: $(ls -Ad kept* kept/* | tr '\n' ' ')"; fi
+  failed_as "$2" $((128 + $(kill -l "$1"))) '^prepare: interrupted: nothing was written$'
 }
 
 mkfifo pipe
@@ -244,19 +218,18 @@ kill -USR1 $job # as a batch system may
 ended_by USR1 a_signal_while_text_is_encoded_leaves_the_files_that_were_there $job
 
 for limit in 48 64 96 128; do
-  name=a_stack_of_${limit}_KB_is_refused
   (ulimit -s $limit && exec "$prepare" --force --out kept text) >stdout 2>stderr
-  if [ $? = 1 ] && [ "$(cat stderr)" = "prepare: the limit on the stack is $limit.00 KiB, too little: raise it with ulimit -s 8192" ] && same; then passes $name
-  else fails $name "$(cat stderr)"; fi
-  name=also_for_train_$limit
+  status=$?
+  failed_as a_stack_of_${limit}_KB_is_refused 1 "^prepare: the limit on the stack is $limit.00 KiB, too little: raise it with ulimit -s 8192$"
   (ulimit -s $limit && exec "$TRAIN" --doctor) >stdout 2>stderr
-  if [ $? = 1 ] && grep -q '^train: the limit on the stack is' stderr; then passes $name; else fails $name "$(cat stderr)"; fi
+  status=$?
+  failed_as also_for_train_$limit 1 '^train: the limit on the stack is'
 done
 (ulimit -s 256 && exec "$prepare" --force --out kept text) >stdout 2>stderr
 status=$?
 check a_stack_of_256_KB_is_enough "$(cat stderr)" test $status = 0
 
-name=help_is_printed_on_request
-if runs --help && grep -q -- --val-fraction stdout && [ ! -s stderr ]; then passes $name; else fails $name "$(cat stderr)"; fi
+runs --help
+check help_is_printed_on_request "$(cat stderr)" grep -q -- --val-fraction stdout
 
 exit $failed

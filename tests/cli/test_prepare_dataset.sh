@@ -29,13 +29,13 @@ mkdir mine && echo x >mine/notes.txt
 untouched a_folder_with_other_files_is_refused "the folder 'mine' holds 'notes.txt'" --out mine text
 untouched even_with_force "the folder 'mine' holds 'notes.txt'" --force --out mine text
 untouched a_file_is_no_folder "'text' is a link or a file" --out text text
+untouched nor_has_it_one "'text" --out text/out text
 mkdir empty && runs --out empty/ text
 holds an_empty_folder_is_filled '[0123456789abcdefgh]' empty/train-00000.bin
 ln -s set link && runs --force --out link --val-fraction 0.5 text
 holds a_link_to_a_folder_stays_one '[0123456789]' set/train-00000.bin
-name=a_folder_of_the_same_tokenizer_alone_is_filled
 mkdir tokenizer && cp set/tokenizer*.json tokenizer
-if runs --out tokenizer text; then passes $name; else fails $name "$(cat stderr)"; fi
+check a_folder_of_the_same_tokenizer_alone_is_filled 'it was not' runs --out tokenizer text
 mkdir other && sed 's/begin_of_text/start_of_text/g' set/tokenizer.json >other/tokenizer.json
 cmp -s set/tokenizer.json other/tokenizer.json && fails a_file_that_says_something_else 'it says the same'
 untouched another_tokenizer_is_not_replaced "the folder 'other' holds another tokenizer" --out other text
@@ -43,8 +43,8 @@ untouched another_tokenizer_is_not_replaced "the folder 'other' holds another to
 # ---- What stands beside it, and comes to it: unit/test_folder_faults has the other cases
 
 mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.unfinished
-name=what_a_killed_run_left_is_removed
-if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $name "$(cat stderr) $(files late.tmp)"; fi
+runs --out late text
+check what_a_killed_run_left_is_removed "$(cat stderr)" test -e late -a ! -e late.tmp
 cp -r set copy.tmp
 untouched a_dataset_that_somebody_keeps_there_is_not \
   "'copy.tmp' is not for ./prepare to remove, as it holds 'checksums.json'" --out copy text
@@ -78,13 +78,12 @@ until [ -e busy.tmp/.unfinished ]; do sleep 0.01; done
 untouched two_runs_into_one_folder_are_refused "another ./prepare is writing '" --out busy text
 cat text >&3
 exec 3>&-
-name=the_first_of_the_two_ends_well
-if wait $job && [ "$(documents busy/*.bin)" = '[0123456789abcdefgh][ijk]' ]; then passes $name; else fails $name "$(cat stderr.first)"; fi
+check the_first_of_the_two_ends_well "$(cat stderr.first)" wait $job
+holds with_its_documents '[0123456789abcdefgh][ijk]' busy/*.bin
 
 # ---- What it says of itself
 
 runs --out said --shard-tokens 1000 many.jsonl
-name=the_report_says_what_is_there
 python3 - said "$(cat stdout)" >problems 2>&1 <<'END'
 import glob, re, struct, sys
 folder, report = sys.argv[1:]
@@ -102,7 +101,7 @@ for part in ("train", "val"):
     assert int(said[1]) == tokens.count(256) == tokens.count(257), said
     assert said[2] == f"{sum(t < 256 for t in tokens) / len(tokens):.2f}", said
 END
-if [ ! -s problems ]; then passes $name; else fails $name "$(tail -n 1 problems)"; fi
+check the_report_says_what_is_there "$(tail -n 1 problems)" test ! -s problems
 
 cp -r said flipped && sed -i 's/eos_token/eos-token/' flipped/tokenizer_config.json
 untouched a_tokenizer_config_that_was_changed_is_noticed "'flipped/tokenizer_config.json' is not what was saved" --show 1 flipped
@@ -111,21 +110,19 @@ untouched where_it_is_the_tokenizer_too "'flipped/tokenizer_config.json' is not 
 # ---- Back to text
 
 "$prepare" --show 2 said >shown
-name=show_prints_the_first_documents
 expected=$'<|begin_of_text|>document 1 é\n<|end_of_text|>\n--- end of document 1, 16 tokens ---\n'
 expected+=$'<|begin_of_text|>document 2 é\n<|end_of_text|>\n--- end of document 2, 16 tokens ---'
-if [ "$(cat shown)" = "$expected" ]; then passes $name
-else fails $name "$(cat shown)"; fi
+check show_prints_the_first_documents "$(cat shown)" test "$(cat shown)" = "$expected"
 "$prepare" --show 1 said/val-00000.bin >shown
-name=show_prints_a_token_file
-if grep -q '^<|begin_of_text|>document [0-9]* é$' shown && [ "$(grep -c 'end of document' shown)" = 1 ]; then passes $name; else fails $name "$(cat shown)"; fi
-name=show_prints_a_document_that_spans_files
+check show_prints_a_token_file "$(cat shown)" \
+  test "$(grep -c '^<|begin_of_text|>document [0-9]* é$\|^--- end of document' shown)" = 2
 runs --shard-tokens 5 --out spans text && "$prepare" --show 9 spans >shown
-if [ "$(cat shown)" = $'<|begin_of_text|>0123456789abcdefgh<|end_of_text|>\n--- end of document 1, 20 tokens ---' ]; then passes $name; else fails $name "$(cat shown)"; fi
+check show_prints_a_document_that_spans_files "$(cat shown)" \
+  test "$(cat shown)" = $'<|begin_of_text|>0123456789abcdefgh<|end_of_text|>\n--- end of document 1, 20 tokens ---'
 head -c 12 said/train-00000.bin >unmarked && head -c 1012 /dev/zero >>unmarked && tail -c +1025 said/train-00000.bin >>unmarked
 untouched show_asks_for_the_tokenizer_of_a_file_that_names_none 'name it with --tokenizer' --show 1 unmarked
-name=show_takes_a_tokenizer
-if "$prepare" --show 1 --tokenizer bytes unmarked | grep -q '^<|begin_of_text|>document 1 é$'; then passes $name; else fails $name 'no text'; fi
+"$prepare" --show 1 --tokenizer bytes unmarked >shown
+check show_takes_a_tokenizer "$(cat shown)" grep -q '^<|begin_of_text|>document 1 é$' shown
 untouched show_writes_nothing '--show takes one folder' --show 1 --out new said
 { head -c 2000 said/train-00000.bin; printf 'xx'; tail -c +2003 said/train-00000.bin; } >said/train-00009.bin
 cp said/tokenizer*.json .
@@ -138,19 +135,16 @@ for kind in llama3 llama2 mistral; do
   runs --tokenizer "$source/tests/fixtures/tokenizers/$kind" --val-fraction 0.000001 --out $kind long
   bytes=$(($(stat -c %s long) * 999999 / 1000000)) # of train
   "$prepare" --show 1 $kind | sed '1s/^\(<s>\|<|begin|>\)//' | head -n -1 | head -c "$bytes" >shown
-  name=${kind}_gives_the_text_back
-  if [ "$bytes" -gt 3000000 ] && head -c "$bytes" long | cmp -s - shown; then passes $name; else fails $name "$(cmp long shown)"; fi
-  name=${kind}_makes_fewer_tokens_than_bytes
+  check "${kind}_gives_the_text_back" "$(cmp -n "$bytes" long shown)" cmp -s -n "$bytes" long shown
   ids=$(($(stat -c %s $kind/train-00000.bin) / 2))
-  if [ $ids -lt "$bytes" ]; then passes $name; else fails $name "$ids ids"; fi
+  check "${kind}_makes_fewer_tokens_than_bytes" "$ids ids" test $ids -lt "$bytes" -a "$bytes" -gt 3000000
 done
 untouched a_tokenizer_that_is_none_is_refused "tokenizer.json" --tokenizer mine --out new text
 printf 'a<|begin|>b and more of it' >marker
 runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0 --out special marker
-name=a_special_token_in_the_text_is_one_id_and_shown
-"$prepare" --show 9 special >shown
-if [ "$(cat shown)" = $'<|begin|>a<|begin|>b and more of it\n--- end of document 1, '"$(sed -n 's/.*1, \([0-9]*\) tokens.*/\1/p' shown)"' tokens ---' ]; then
-  passes $name; else fails $name "$(cat shown)"; fi
+tokens=$("$prepare" --show 9 special | sed 's/[0-9]* tokens/N tokens/')
+check a_special_token_in_the_text_is_one_id_and_shown "$tokens" \
+  test "$tokens" = $'<|begin|>a<|begin|>b and more of it\n--- end of document 1, N tokens ---'
 
 # ---- BOS and EOS that the text spells out, as apply_chat_template(tokenize=False) does
 

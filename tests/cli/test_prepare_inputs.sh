@@ -5,8 +5,8 @@
 
 # same_dataset NAME FOLDER: its token files are those of the folder `plain`.
 same_dataset() {
-  if diff <(cd plain && cat -- *.bin | sha256sum) <(cd "$2" && cat -- *.bin | sha256sum) >/dev/null; then passes "$1"
-  else fails "$1" "the token files differ: $(documents "$2"/*.bin | head -c 200)"; fi
+  check "$1" "the token files differ: $(documents "$2"/*.bin | head -c 200)" \
+    test "$(cat plain/*.bin | sha256sum)" = "$(cat "$2"/*.bin | sha256sum)"
 }
 
 # ---- Compressed files and standard input give what the plain file gives
@@ -69,10 +69,9 @@ fi
 have_lines json_lines_are_known_on_standard_input - <many.jsonl
 { printf '\xef\xbb\xbf\n'; cat many.jsonl; } >marked.json
 have_lines a_byte_order_mark_and_a_blank_line_may_be_in_front marked.json
-name=a_first_line_of_a_megabyte_is_looked_at
 { printf '{"id": "'; head -c 1000000 /dev/zero | tr '\0' x; printf '", "text": "a"}\n{"text": "b"}\n'; } >wide
 runs --val-fraction 0 --out wide.out wide
-holds $name '[a][b]' wide.out/train-00000.bin
+holds a_first_line_of_a_megabyte_is_looked_at '[a][b]' wide.out/train-00000.bin
 
 echo '{"text": "{\"a\": 1}"}' >nested.jsonl
 printf '{"a": 1}\n{"b": 2}' >object.json
@@ -130,8 +129,7 @@ check also_for_a_tokenizer "$(cat stdout)" grep -q '^bad        3 lines skipped'
 # ---- Fields and separators
 
 runs --field meta.body --val-fraction 0.000001 --out body many.jsonl
-name=a_dotted_field_is_read
-if documents body/train-00000.bin | grep -qF '[b1][b2]'; then passes $name; else fails $name "$(documents body/*.bin | head -c 200)"; fi
+check a_dotted_field_is_read "$(documents body/*.bin)" grep -qF '[b1][b2]' <(documents body/train-00000.bin)
 
 printf 'one\n<|endoftext|>\n\ntwo\nlines\n<|endoftext|>\n' >marked
 runs --separator '<|endoftext|>' --val-fraction 0.3 --out marked.out marked
@@ -172,8 +170,8 @@ refuses an_archive_names_what_unpacks_it "'texts.zip' is compressed by zip, whic
 printf '\3757zXZ\0 and more bytes' >text.xz
 refuses another_compression_names_it_too "'text.xz' is compressed by xz" text.xz
 mkdir archives && cp texts.zip text.xz archives && echo text >archives/text
-name=an_archive_in_a_folder_is_passed_over
-if runs --out unpacked archives && grep -q '^skipped  *2 binary' stdout; then passes $name; else fails $name "$(cat stdout stderr)"; fi
+runs --out unpacked archives
+check an_archive_in_a_folder_is_passed_over "$(cat stdout stderr)" grep -q '^skipped  *2 binary' stdout
 printf '\xff\xfeh\0i\0' >utf16
 refuses utf16_is_refused 'UTF-16, which iconv converts to UTF-8' utf16
 mkfifo pipe

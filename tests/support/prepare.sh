@@ -16,10 +16,9 @@ documents() {
 
 # holds NAME EXPECTED FILE...: the documents of the files are exactly these.
 holds() {
-  local name=$1 expected=$2 found
-  shift 2
-  found=$(documents "$@")
-  if [ "$found" = "$expected" ]; then passes "$name"; else fails "$name" "expected $expected, found ${found:0:300}"; fi
+  local found
+  found=$(documents "${@:3}")
+  check "$1" "expected $2, found ${found:0:300}" test "$found" = "$2"
 }
 
 # refuses NAME EXPECTED_WORDS ARGUMENTS... Progress is shown after a second.
