@@ -2,6 +2,7 @@
 // is refused, and what is counted of a model.
 #include "model/llama.h"
 #include "tests/support/config_test.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 // ---- Hugging Face
@@ -187,13 +188,7 @@ TEST(parameter_counts_equal_the_published_ones) {
 
 TEST(flops_of_a_step_count_matrices_and_half_of_attention) {
   // By hand: D 2, H 1, d 2, F 3, L 1, V 5. Matrices: 4 x 2x2 + 3 x 2x3 + 5x2 = 44.
-  const ModelConfig m = {.hidden_size = 2,
-                         .intermediate_size = 3,
-                         .num_hidden_layers = 1,
-                         .num_attention_heads = 1,
-                         .num_key_value_heads = 1,
-                         .head_dim = 2,
-                         .vocab_size = 5};
+  const ModelConfig m = {MODEL_SHAPE(2, 3, 1, 1, 1, 2, 5, 7)};
   const double flops = model_step_flops(&m, 7 * 4, 7 * 4 * 4);
   assert_true(flops == 6.0 * 28 * 44 + 6.0 * 1 * 7 * 1 * 16 * 2);
 }

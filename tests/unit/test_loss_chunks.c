@@ -4,6 +4,7 @@
 #include "tests/support/bf16.h"
 #include "tests/support/gradient.h"
 #include "tests/support/small_model.h"
+#include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
 // |got - want| / |want| of gradient `index`.
@@ -89,13 +90,7 @@ TEST(micro_batches_add_to_the_gradients_that_are_there) {
 
 // On a GPU: 4 bytes a sum, 2 a gradient.
 TEST(the_plan_counts_only_what_the_other_gradients_memory_lacks) {
-  const ModelConfig wide = {.hidden_size = 256,
-                            .intermediate_size = 512,
-                            .num_hidden_layers = 4,
-                            .num_attention_heads = 4,
-                            .num_key_value_heads = 4,
-                            .head_dim = 64,
-                            .vocab_size = 1024};
+  const ModelConfig wide = {MODEL_SHAPE(256, 512, 4, 4, 4, 64, 1024, 8)};
   ModelConfig long_head = wide;
   long_head.vocab_size = 1 << 20;
   long_head.tie_word_embeddings = true; // whose plain gradient takes half of the sum's bytes

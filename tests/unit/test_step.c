@@ -22,6 +22,14 @@ static const char *const kinds[KINDS] = {
     "\"initializer_range\": 0.2",
     "\"initializer_range\": 0.2}, \"optimizer\": {\"kind\": \"muon\""};
 
+// A test that is done with each kind.
+#define TEST_OF_KINDS(name)                                                                        \
+  static void of_kind_##name(const char *kind);                                                    \
+  TEST(name) {                                                                                     \
+    for (int i = 0; i < KINDS; i++) of_kind_##name(kinds[i]);                                      \
+  }                                                                                                \
+  static void of_kind_##name(const char *kind)
+
 static void load_batch(TinyRun *run, uint64_t seed) {
   int32_t ids[2 * TOKENS];
   for (int i = 0; i < 2 * TOKENS; i++) ids[i] = (int32_t)(rng_u64(seed, (uint64_t)i) % 11);
@@ -38,10 +46,7 @@ static void gradients(TinyRun *run, uint64_t seed, double scale) {
 }
 
 static StepResult update(TinyRun *run, const AdamW *hyper) {
-  run->be->services.set_hyper(run->be, hyper);
-  if (run->llama.spec.muon) run->be->muon(run->be, run->llama.tensors, run->llama.param_count);
-  run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
-  run->be->services.step_end(run->be);
+  llama_update(&run->llama, hyper);
   return run->be->services.step_result(run->be);
 }
 
@@ -50,15 +55,26 @@ static StepResult step(TinyRun *run, uint64_t seed, const AdamW *hyper) {
   return update(run, hyper);
 }
 
+static int64_t elements(const ParamTensor *p) {
+  return p->rows * p->cols;
+}
+
+static float *master_of(const TinyRun *run, int i) {
+  const ParamTensor *p = &run->llama.tensors[i];
+  float *values = held(xmalloc((size_t)elements(p) * sizeof *values));
+  run->be->services.read_master(run->be, values, p, 0, elements(p));
+  return values;
+}
+
 // All masters and moments, to compare bit for bit; zeros where there is no second moment.
 static float *snapshot(const TinyRun *run, size_t *bytes) {
   size_t count = 0;
   for (int i = 0; i < run->llama.param_count; i++)
-    count += (size_t)(run->llama.tensors[i].rows * run->llama.tensors[i].cols);
+    count += (size_t)elements(&run->llama.tensors[i]);
   float *all = held(xcalloc(3 * count, sizeof *all)), *at = all;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
-    const int64_t n = p->rows * p->cols;
+    const int64_t n = elements(p);
     run->be->services.read_master(run->be, at, p, 0, n);
     run->be->services.read_moments(run->be, at + n, p->m, n);
     if (p->v) run->be->services.read_moments(run->be, at + 2 * n, p->v, n);
@@ -70,12 +86,31 @@ static float *snapshot(const TinyRun *run, size_t *bytes) {
 
 static bool same_state(const TinyRun *a, const TinyRun *b) {
   size_t bytes_a, bytes_b;
-  float *state_a = snapshot(a, &bytes_a), *state_b = snapshot(b, &bytes_b);
-  const bool same = bytes_a == bytes_b && memcmp(state_a, state_b, bytes_a) == 0;
-  return same;
+  const float *state_a = snapshot(a, &bytes_a), *state_b = snapshot(b, &bytes_b);
+  return bytes_a == bytes_b && memcmp(state_a, state_b, bytes_a) == 0;
 }
 
-static void check_same_bits(const char *kind) {
+// Two steps that are read together have times of their own.
+TEST(steps_tell_their_times) {
+  TinyRun *run = tiny_run_open("");
+  llama_init_weights(&run->llama, 7);
+  const double began = now_ms();
+  double sum = 0;
+  for (uint64_t i = 0; i < 2; i++) {
+    run->be->services.clock_start(run->be);
+    gradients(run, i, 1);
+    llama_update(&run->llama, &adamw);
+  }
+  const double passed = now_ms() - began;
+  for (int i = 0; i < 2; i++) {
+    const double ms = run->be->services.step_result(run->be).ms;
+    assert_true(ms > 0);
+    sum += ms;
+  }
+  assert_true(sum <= passed);
+}
+
+TEST_OF_KINDS(the_same_seed_gives_the_same_bits) {
   TinyRun *a = tiny_run_open(kind), *b = tiny_run_open(kind);
   llama_init_weights(&a->llama, 7);
   llama_init_weights(&b->llama, 7);
@@ -89,32 +124,6 @@ static void check_same_bits(const char *kind) {
   assert_false(same_state(a, b));
 }
 
-// Two steps that are read together have times of their own.
-TEST(steps_tell_their_times) {
-  TinyRun *run = tiny_run_open("");
-  llama_init_weights(&run->llama, 7);
-  const double began = now_ms();
-  double sum = 0;
-  for (uint64_t i = 0; i < 2; i++) {
-    run->be->services.clock_start(run->be);
-    gradients(run, i, 1);
-    run->be->services.set_hyper(run->be, &adamw);
-    run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
-    run->be->services.step_end(run->be);
-  }
-  const double passed = now_ms() - began;
-  for (int i = 0; i < 2; i++) {
-    const double ms = run->be->services.step_result(run->be).ms;
-    assert_true(ms > 0);
-    sum += ms;
-  }
-  assert_true(sum <= passed);
-}
-
-TEST(the_same_seed_gives_the_same_bits) {
-  for (int i = 0; i < KINDS; i++) check_same_bits(kinds[i]);
-}
-
 TEST(initial_weights_do_not_depend_on_the_threads) {
   TinyRun *one = tiny_run_open(""), *four = tiny_run_open("");
   omp_set_num_threads(1);
@@ -123,6 +132,15 @@ TEST(initial_weights_do_not_depend_on_the_threads) {
   llama_init_weights(&four->llama, 7);
   omp_set_num_threads(1);
   assert_true(same_state(one, four));
+}
+
+// Trains on one batch. Returns the loss after so many steps.
+static double learn(TinyRun *run, int steps) {
+  const double first = step(run, 3, &adamw).loss;
+  double last = first;
+  for (int i = 1; i < steps; i++) last = step(run, 3, &adamw).loss;
+  printf("# loss of one batch: %.3f, after %d steps %.5f\n", first, steps, last);
+  return last;
 }
 
 // The other tensors have the weights that they have without it.
@@ -137,7 +155,7 @@ TEST(zero_init_zeroes_the_output_projections_alone) {
   const ModelConfig *c = &run->llama.config;
   int64_t at = 0, zeros = 0;
   for (int i = 0; i < run->llama.param_count; i++) {
-    const int64_t n = run->llama.tensors[i].rows * run->llama.tensors[i].cols;
+    const int64_t n = elements(&run->llama.tensors[i]);
     bool output = false;
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++)
       output |= i == param_index(c, PARAM_OUT, layer) || i == param_index(c, PARAM_DOWN, layer);
@@ -148,29 +166,18 @@ TEST(zero_init_zeroes_the_output_projections_alone) {
     at += 3 * n;
   }
   assert_int_equal(zeros, 0);
-  const double first = step(run, 3, &adamw).loss;
-  double last = first;
-  for (int i = 0; i < 300; i++) last = step(run, 3, &adamw).loss;
-  printf("# loss of one batch: %.3f, after 300 steps %.5f\n", first, last);
-  assert_true(last < 0.01);
+  assert_true(learn(run, 300) < 0.01);
 }
 
-static void check_learnt(const char *kind) {
+TEST_OF_KINDS(one_batch_is_learnt_by_heart) {
   TinyRun *run = tiny_run_open(kind);
   llama_init_weights(&run->llama, 1);
-  const double first = step(run, 3, &adamw).loss;
-  double last = first;
-  for (int i = 0; i < 300; i++) last = step(run, 3, &adamw).loss;
-  printf("# loss of one batch: %.3f, after 300 steps %.5f\n", first, last);
+  const double first = learn(run, 1);
   assert_true(first > 2.0 && first < 3.0); // near log(11) = 2.4
-  assert_true(last < 0.01);
+  assert_true(learn(run, 300) < 0.01);
 }
 
-TEST(one_batch_is_learnt_by_heart) {
-  for (int i = 0; i < KINDS; i++) check_learnt(kinds[i]);
-}
-
-static void check_skipped(const char *kind) {
+TEST_OF_KINDS(an_update_that_is_not_finite_changes_nothing) {
   TinyRun *run = tiny_run_open(kind), *twin = tiny_run_open(kind);
   llama_init_weights(&run->llama, 7);
   llama_init_weights(&twin->llama, 7);
@@ -188,11 +195,7 @@ static void check_skipped(const char *kind) {
   assert_true(same_state(run, twin));
 }
 
-TEST(an_update_that_is_not_finite_changes_nothing) {
-  for (int i = 0; i < KINDS; i++) check_skipped(kinds[i]);
-}
-
-static void check_decay(const char *kind) {
+TEST_OF_KINDS(decay_moves_matrices_only) {
   TinyRun *run = tiny_run_open(kind);
   llama_init_weights(&run->llama, 7);
   size_t bytes;
@@ -205,18 +208,14 @@ static void check_decay(const char *kind) {
   const float *a = before, *b = after;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
-    const int64_t n = p->rows * p->cols;
+    const int64_t n = elements(p);
     for (int64_t k = 0; k < n; k++) assert_true(b[k] == (p->vector ? a[k] : 0.75f * a[k]));
     a += 3 * n;
     b += 3 * n;
   }
 }
 
-TEST(decay_moves_matrices_only) {
-  for (int i = 0; i < KINDS; i++) check_decay(kinds[i]);
-}
-
-static void check_clipping(const char *kind) {
+TEST_OF_KINDS(clipping_scales_the_gradient_to_the_norm) {
   TinyRun *run = tiny_run_open(kind);
   llama_init_weights(&run->llama, 7);
   AdamW hyper = adamw;
@@ -227,7 +226,7 @@ static void check_clipping(const char *kind) {
   double sum = 0; // after the first update m = (1 - beta1) g clip
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
-    const int64_t n = p->rows * p->cols;
+    const int64_t n = elements(p);
     float *m = xmalloc((size_t)n * sizeof *m);
     run->be->services.read_moments(run->be, m, p->m, n);
     for (int64_t k = 0; k < n; k++) sum += (double)m[k] * (double)m[k];
@@ -239,10 +238,6 @@ static void check_clipping(const char *kind) {
   assert_true(error <= 1e-6);
 }
 
-TEST(clipping_scales_the_gradient_to_the_norm) {
-  for (int i = 0; i < KINDS; i++) check_clipping(kinds[i]);
-}
-
 TEST(the_gradient_norm_is_that_of_all_gradients) {
   TinyRun *run = tiny_run_open("\"tie_word_embeddings\": true");
   llama_init_weights(&run->llama, 7);
@@ -250,7 +245,7 @@ TEST(the_gradient_norm_is_that_of_all_gradients) {
   double sum = 0;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
-    const int64_t n = p->rows * p->cols;
+    const int64_t n = elements(p);
     double *g = held(true_gradient(run->be, run->llama.tensors, i));
     for (int64_t k = 0; k < n; k++) sum += g[k] * g[k];
   }
@@ -273,21 +268,19 @@ static void load_latest(TinyTest *t, int64_t updates) {
 static double go_on(TinyTest *t, SaveDtype dtype) {
   Error err;
   llama_init_weights(&t->run->llama, 1);
-  for (int i = 0; i < 5; i++) step(t->run, 3, &adamw);
+  learn(t->run, 5);
   const TrainState at = {.step = 5, .updates = 5};
   t->run->config.output.save_dtype = dtype;
   must(tiny_run_save(t->run, t->dir, NULL, &at, 1, &err), &err);
   load_latest(t, at.updates);
   assert_true(same_state(t->run, t->loaded));
-  double last = 0;
-  for (int i = 0; i < 300; i++) last = step(t->run, 3, &adamw).loss;
-  for (int i = 0; i < 300; i++) step(t->loaded, 3, &adamw);
+  learn(t->run, 300);
+  const double last = learn(t->loaded, 300);
   assert_true(same_state(t->run, t->loaded));
-  printf("# loss of one batch after 305 steps %.5f\n", last);
   return last;
 }
 
-static void check_bf16_moments(const char *kind) {
+TEST_OF_KINDS(bf16_moments_learn_and_go_on_with_the_same_bits) {
   char *bf16 = held_text("%s}, \"backend\": {\"moments\": \"bf16\"", kind);
   TinyTest *t = tiny_test_open(bf16);
   const double last = go_on(t, SAVE_FP32);
@@ -302,10 +295,6 @@ static void check_bf16_moments(const char *kind) {
   assert_true(last < 0.01); // observed 0.00000, as with fp32
 }
 
-TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
-  for (int i = 0; i < KINDS; i++) check_bf16_moments(kinds[i]);
-}
-
 // ---- Masters in bf16
 
 static const char bf16_masters[] =
@@ -315,24 +304,17 @@ static char *with_bf16_masters(const char *kind) {
   return held_text("%s}, \"backend\": {\"masters\": \"bf16\"", kind);
 }
 
-static float *master_of(const TinyRun *run, int i) {
-  const ParamTensor *p = &run->llama.tensors[i];
-  float *values = held(xmalloc((size_t)(p->rows * p->cols) * sizeof *values));
-  run->be->services.read_master(run->be, values, p, 0, p->rows * p->cols);
-  return values;
-}
-
 static void take_masters(const TinyRun *from, TinyRun *to) {
   for (int i = 0; i < to->llama.param_count; i++) {
     const ParamTensor *p = &to->llama.tensors[i];
     float *values = master_of(from, i);
-    to->be->services.write_master(to->be, p, 0, values, p->rows * p->cols);
+    to->be->services.write_master(to->be, p, 0, values, elements(p));
   }
   to->be->services.refresh(to->be, to->llama.tensors, to->llama.param_count);
 }
 
 // With fp32 masters of the same values an update computes the same weights, before rounding.
-static void check_rounding(const char *kind) {
+TEST_OF_KINDS(bf16_masters_are_rounded_by_update_tensor_and_element) {
   char *with_masters = with_bf16_masters(kind);
   TinyRun *exact = tiny_run_open(kind), *narrow = tiny_run_open(with_masters);
   llama_init_weights(&narrow->llama, 1);
@@ -345,7 +327,7 @@ static void check_rounding(const char *kind) {
     for (int i = 0; i < narrow->llama.param_count; i++) {
       const ParamTensor *p = &narrow->llama.tensors[i];
       float *want = master_of(exact, i), *got = master_of(narrow, i);
-      for (int64_t k = 0; k < p->rows * p->cols; k++) {
+      for (int64_t k = 0; k < elements(p); k++) {
         const float nearest = moment_round(want[k], MOMENT_NEAREST);
         if (!p->vector) want[k] = master_round(want[k], master_key(updates + 1, i), k);
         assert_memory_equal(&got[k], &want[k], sizeof *got); // norm weights stay fp32
@@ -355,10 +337,6 @@ static void check_rounding(const char *kind) {
   }
   printf("# %lld elements are not the nearest\n", (long long)moved);
   assert_true(moved > 1000); // observed 2780 of 11424, 2859 with Muon
-}
-
-TEST(bf16_masters_are_rounded_by_update_tensor_and_element) {
-  for (int i = 0; i < KINDS; i++) check_rounding(kinds[i]);
 }
 
 static void check_files(const TinyTest *t, SafeDtype dtype, const char *has, const char *lacks) {
@@ -375,7 +353,7 @@ static void check_files(const TinyTest *t, SafeDtype dtype, const char *has, con
   safetensors_close(&optimizer);
 }
 
-static void check_bf16_masters(const char *kind) {
+TEST_OF_KINDS(bf16_masters_learn_and_go_on_with_the_same_bits) {
   for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
     char *with_masters = with_bf16_masters(kind);
     TinyTest *t = tiny_test_open(with_masters);
@@ -385,10 +363,6 @@ static void check_bf16_masters(const char *kind) {
     else
       check_files(t, SAFE_F32, NULL, "master.model.norm.weight");
   }
-}
-
-TEST(bf16_masters_learn_and_go_on_with_the_same_bits) {
-  for (int i = 0; i < KINDS; i++) check_bf16_masters(kinds[i]);
 }
 
 // Loads what `narrow` or a run in fp32 saved into one of the other kind.
@@ -404,7 +378,7 @@ static void check_change(bool to_bf16, SaveDtype dtype) {
   for (int i = 0; i < t->run->llama.param_count; i++) {
     const ParamTensor *p = &t->run->llama.tensors[i];
     float *want = master_of(t->run, i), *got = master_of(t->loaded, i);
-    for (int64_t k = 0; k < p->rows * p->cols; k++) {
+    for (int64_t k = 0; k < elements(p); k++) {
       if (to_bf16 && !p->vector) want[k] = moment_round(want[k], MOMENT_NEAREST);
       assert_memory_equal(&got[k], &want[k], sizeof *got);
     }
@@ -418,13 +392,7 @@ TEST(masters_change_between_fp32_and_bf16_to_the_nearest) {
 
 // On a GPU: two bytes a weight, and none for the compute weights that are the masters themselves.
 TEST(the_plan_of_bf16_masters_has_their_bytes) {
-  const ModelConfig model = {.hidden_size = 256,
-                             .intermediate_size = 512,
-                             .num_hidden_layers = 2,
-                             .num_attention_heads = 4,
-                             .num_key_value_heads = 2,
-                             .head_dim = 64,
-                             .vocab_size = 1024};
+  const ModelConfig model = {MODEL_SHAPE(256, 512, 2, 4, 2, 64, 1024, 8)};
   enum { D = 256, NORMS = 5 * D, ALL = 2 * 1024 * D + 2 * (512 * D + D * D + 3 * 512 * D) };
   enum { UNFOLDED = 1024 * D + 2 * (D * D + 512 * D) };
   Spec spec = model_spec(&model, (Spec){.batch = 1, .seq = 8, .loss_chunks = 1, .train = true});
@@ -446,10 +414,8 @@ TEST(initial_weights_have_the_asked_spread) {
   int64_t count = 0;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
-    const int64_t n = p->rows * p->cols;
-    float *w = held(xmalloc((size_t)n * sizeof *w));
-    run->be->services.read_master(run->be, w, p, 0, n);
-    for (int64_t k = 0; k < n; k++) {
+    const float *w = master_of(run, i);
+    for (int64_t k = 0; k < elements(p); k++) {
       if (p->vector)
         assert_true(w[k] == 1.0f);
       else
@@ -467,13 +433,7 @@ TEST(initial_weights_have_the_asked_spread) {
 TEST(packed_rows_are_a_permutation) {
   static const int64_t ffn[] = {8, 16, 20, 21, 5};
   for (size_t f = 0; f < sizeof ffn / sizeof ffn[0]; f++) {
-    ModelConfig c = {.hidden_size = 6,
-                     .intermediate_size = ffn[f],
-                     .num_hidden_layers = 2,
-                     .num_attention_heads = 6,
-                     .num_key_value_heads = 3,
-                     .head_dim = 10,
-                     .vocab_size = 7};
+    const ModelConfig c = {MODEL_SHAPE(6, ffn[f], 2, 6, 3, 10, 7, 1)};
     int count;
     HfTensor *list = held(hf_tensor_list(&c, &count));
     ParamTensor table[32];
