@@ -29,7 +29,6 @@ typedef struct Gpu {
   size_t memory_bytes; // of the card, within memory_limit
   size_t free_bytes;   // of these, when it was found
   size_t used_before;  // and in use when it was opened: the context, other programs
-  size_t l2_bytes;
   int driver, runtime; // CUDA versions, 13000 = 13.0
   size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0; gpu_find and gpu_open read it
   GpuRates rates;

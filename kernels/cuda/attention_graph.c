@@ -340,21 +340,17 @@ static bool fits(const AttentionCall *call, const AttentionPlan *p) {
          allows(call, p->graph);
 }
 
-enum { TEXT = 160 };
-
-// B T H KV d rows mask backward deterministic both_graphs. Returns text.
-static const char *question(const AttentionCall *call, char text[TEXT]) {
+// B T H KV d rows mask backward deterministic both_graphs
+static ShortText question(const AttentionCall *call) {
   const AttentionShape *s = &call->shape;
-  snprintf(text, TEXT, "%lld %lld %lld %lld %lld %lld %d %d %d %d", (long long)s->B,
-           (long long)s->T, (long long)s->H, (long long)s->KV, (long long)s->d, (long long)s->rows,
-           s->mask, call->backward, call->deterministic, call->both_graphs);
-  return text;
+  return short_text("%lld %lld %lld %lld %lld %lld %d %d %d %d", (long long)s->B, (long long)s->T,
+                    (long long)s->H, (long long)s->KV, (long long)s->d, (long long)s->rows, s->mask,
+                    call->backward, call->deterministic, call->both_graphs);
 }
 
 // The answer: graph, number and two times.
 bool attention_plan_find(const Choices *all, const AttentionCall *call, AttentionPlan *p) {
-  char text[TEXT];
-  const char *answer = choices_find(all, question(call, text));
+  const char *answer = choices_find(all, question(call).text);
   int graph, used = 0;
   *p = (AttentionPlan){0};
   if (!answer ||
@@ -367,9 +363,9 @@ bool attention_plan_find(const Choices *all, const AttentionCall *call, Attentio
 }
 
 void attention_plan_keep(Choices *all, const AttentionCall *call, const AttentionPlan *p) {
-  char text[TEXT], answer[TEXT];
   if (!fits(call, p)) return;
-  snprintf(answer, TEXT, "%d %d %.9g %.9g", (int)p->graph, p->number, p->milliseconds,
-           p->other_graph);
-  choices_keep(all, question(call, text), answer);
+  choices_keep(
+      all, question(call).text,
+      short_text("%d %d %.9g %.9g", (int)p->graph, p->number, p->milliseconds, p->other_graph)
+          .text);
 }

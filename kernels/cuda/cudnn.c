@@ -52,9 +52,8 @@ int cudnn_version_supported(size_t version, Error *err) {
 // examines, and each unloading leaks. So we keep the library open, and cuDNN finds it loaded. Where
 // we do not find it, cuDNN may.
 static void hold_compiler(const CudnnApi *api) {
-  char name[32];
-  snprintf(name, sizeof name, "libnvrtc.so.%zu", api->get_cudart_version() / 1000);
-  dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  dlopen(short_text("libnvrtc.so.%zu", api->get_cudart_version() / 1000).text,
+         RTLD_NOW | RTLD_LOCAL);
 }
 
 int cudnn_open(CudnnApi *api, Error *err) {
@@ -116,11 +115,9 @@ typedef struct Attribute {
 #define COUNTED(list) list, (int)(sizeof list / sizeof *list)
 
 static void set(CudnnGraph *g, CudnnDescriptor d, const Attribute *a) {
-  char doing[64];
   if (failed(g) || !a->values) return;
-  snprintf(doing, sizeof doing, "setting attribute %d", a->name);
-  cudnn_check(g->api, g->api->set_attribute(d, a->name, a->type, a->count, a->values), doing,
-              &g->error);
+  cudnn_check(g->api, g->api->set_attribute(d, a->name, a->type, a->count, a->values),
+              short_text("setting attribute %d", a->name).text, &g->error);
 }
 
 // Reads up to `most` values of a finished descriptor and returns how many there were.
@@ -180,10 +177,9 @@ static const int fp32 = DATA_FLOAT;
 // Adds an operation and returns its result.
 static CudnnDescriptor operation(CudnnGraph *g, int type, const Attribute *list, int count,
                                  CudnnDescriptor result) {
-  char doing[64];
-  snprintf(doing, sizeof doing, "finalizing operation %d of the graph", g->op_count + 1);
   assert(g->op_count < GRAPH_MAX_OPS);
-  g->ops[g->op_count++] = make(g, type, list, count, doing);
+  const ShortText doing = short_text("finalizing operation %d of the graph", g->op_count + 1);
+  g->ops[g->op_count++] = make(g, type, list, count, doing.text);
   return result;
 }
 

@@ -142,20 +142,13 @@ static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
 
 // ---- Remembered algorithms, a line of Choices for each problem
 
-typedef struct Question {
-  char text[240];
-} Question;
-
 // M N K lda ldb ldd form formats accurate fp32 add alignment, and the batch where there is one
-static Question question_of(const GemmProblem *p) {
-  Question q;
-  snprintf(q.text, sizeof q.text,
-           "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-           " %d %d %d %d %d %d",
-           p->M, p->N, p->K, p->lda, p->ldb, p->ldd, (int)p->form, (int)p->formats, p->accurate,
-           p->out_fp32, p->add, p->alignment);
-  const size_t length = strlen(q.text);
-  if (p->batch > 1) snprintf(q.text + length, sizeof q.text - length, " x %" PRId64, p->batch);
+static ShortText question_of(const GemmProblem *p) {
+  ShortText q = short_text("%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+                           " %d %d %d %d %d %d",
+                           p->M, p->N, p->K, p->lda, p->ldb, p->ldd, (int)p->form, (int)p->formats,
+                           p->accurate, p->out_fp32, p->add, p->alignment);
+  if (p->batch > 1) short_append(&q, " x %" PRId64, p->batch);
   return q;
 }
 
@@ -195,12 +188,9 @@ static bool recall(const Gemm *gemm, GemmPlan *plan) {
 
 static void remember(Gemm *gemm, const GemmPlan *plan) {
   const uint64_t *w = plan->choice.algorithm;
-  char answer[240];
-  snprintf(answer, sizeof answer,
-           "%.3f %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
-           " %" PRIx64,
-           (double)plan->choice.microseconds, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-  choices_keep(&gemm->choices, question_of(&plan->problem).text, answer);
+  ShortText answer = short_text("%.3f", (double)plan->choice.microseconds);
+  for (int i = 0; i < ALGORITHM_WORDS; i++) short_append(&answer, " %" PRIx64, w[i]);
+  choices_keep(&gemm->choices, question_of(&plan->problem).text, answer.text);
 }
 
 // ---- The list of plans
@@ -329,8 +319,6 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
     if (times[i][0] > 0 && (best < 0 || times[i][0] < best)) best = times[i][0];
   }
   const double limit = best * 1.2;
-  plan->choice.candidates = count;
-  plan->choice.first_microseconds = (float)(times[0][0] * 1e3);
   for (int round = 1; round < ROUNDS; round++)
     for (int i = 0; i < count; i++)
       if (times[i][0] > 0 && times[i][0] <= limit)
@@ -339,7 +327,6 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
   for (int i = 0; i < count; i++) {
     if (!(times[i][0] > 0 && times[i][0] <= limit)) continue;
     const double ms = median(times[i], ROUNDS);
-    if (i == 0) plan->choice.first_microseconds = (float)(ms * 1e3);
     if (best >= 0 && ms >= best) continue;
     best = ms;
     set_algorithm(plan, &results[i].algo);
@@ -412,19 +399,22 @@ static const GemmPlan *plan_of_run(Gemm *gemm, GemmProblem problem, const void *
   return plan;
 }
 
+static void run_plan(const Gemm *gemm, const GemmPlan *plan, const void *A, const void *B,
+                     const void *C, void *D) {
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
+  CUBLAS_CHECK(plan->lt, multiply(gemm->gpu, plan, &algorithm, A, B, plan->problem.add ? C : D, D));
+}
+
 void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
               void *D) {
-  const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
-  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
-  CUBLAS_CHECK(plan->lt, multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
+  run_plan(gemm, plan_of_run(gemm, problem, A, B, C, D), A, B, C, D);
 }
 
 void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
                   const void *B, const float *inverse_B, const void *C, void *D) {
   const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
   CUBLAS_CHECK(plan->lt, set_scales(plan, inverse_A, inverse_B));
-  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
-  CUBLAS_CHECK(plan->lt, multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
+  run_plan(gemm, plan, A, B, C, D);
 }
 
 // ---- The backends' products, and the operations that are nothing else

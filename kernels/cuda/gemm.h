@@ -41,10 +41,6 @@ enum { ALGORITHM_WORDS = 8 };
 typedef struct GemmChoice {
   uint64_t algorithm[ALGORITHM_WORDS]; // a cublasLtMatmulAlgo_t
   float microseconds;                  // as timed, 0 = never timed
-  // Where this run timed it (not remembered): how many algorithms there were, and the time of the
-  // heuristics' first.
-  int candidates;
-  float first_microseconds;
 } GemmChoice;
 
 typedef struct GemmPlan GemmPlan; // gemm.c

@@ -45,7 +45,6 @@ static int read_properties(Gpu *gpu, Error *err) {
   size_t limit;
   if (memory_limit(&limit, err) != 0) return -1;
   gpu->memory_bytes = properties.totalGlobalMem < limit ? properties.totalGlobalMem : limit;
-  gpu->l2_bytes = (size_t)properties.l2CacheSize;
   gpu->rates = gpu_rates(gpu);
   return 0;
 }

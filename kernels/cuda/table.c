@@ -322,22 +322,9 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   free(block);
 }
 
-static bool same_operand(const Operand *a, const Operand *b) {
-  return a->data == b->data && a->by_row == b->by_row && a->by_col == b->by_col &&
-         a->stride == b->stride && a->scaling == b->scaling;
-}
-
-static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
-  return a->rows == b->rows && a->cols == b->cols && a->master == b->master && a->m == b->m &&
-         a->v == b->v && a->grad == b->grad && a->grad_folded == b->grad_folded &&
-         same_operand(&a->compute, &b->compute) && same_operand(&a->folded, &b->folded) &&
-         a->norm == b->norm && a->vector == b->vector && a->part_count == b->part_count &&
-         memcmp(a->parts, b->parts, (size_t)a->part_count * sizeof *a->parts) == 0;
-}
-
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {
-  bool same = c->table_list && c->table_count == count;
-  for (int i = 0; i < count && same; i++) same = same_tensor(&list[i], &c->table_list[i]);
-  if (!same) build_table(c, list, count);
+  if (!c->table_list || c->table_count != count ||
+      memcmp(list, c->table_list, (size_t)count * sizeof *list) != 0)
+    build_table(c, list, count);
   return &c->table;
 }
