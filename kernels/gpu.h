@@ -16,8 +16,8 @@ typedef struct GpuRates {
 
 typedef struct Gpu {
   int device;
-  char name[256];   // "NVIDIA H200"
-  char choice[512]; // where there are several GPUs: "first of 2 GPUs, then NVIDIA T400 (...)"
+  char name[256];  // "NVIDIA H200"
+  char choice[64]; // where there are several GPUs: "first of 2 GPUs (CUDA_VISIBLE_DEVICES chooses)"
   int major, minor; // compute capability
   // The compute capability that its kernels were compiled for, 80 = 8.0: lower than the GPU's own
   // where the driver compiles PTX.

@@ -15,24 +15,6 @@ enum { WORKSPACE_BYTES = 32 << 20 };
 
 // ---- The GPU
 
-// Fills in gpu->choice where there are several GPUs. Neighbouring GPUs of one kind are named once.
-static int describe_choice(Gpu *gpu, int count, Error *err) {
-  if (count < 2) return 0;
-  struct cudaDeviceProp before, other;
-  const char *lead = ", then ";
-  size_t used = (size_t)snprintf(gpu->choice, sizeof gpu->choice, "first of %d GPUs", count);
-  CUDA_TRY(err, cudaGetDeviceProperties(&before, 0));
-  for (int i = 1; i < count && used + 160 < sizeof gpu->choice; i++, before = other) {
-    CUDA_TRY(err, cudaGetDeviceProperties(&other, i));
-    if (strcmp(other.name, before.name) == 0) continue;
-    used += (size_t)snprintf(gpu->choice + used, sizeof gpu->choice - used, "%s%.80s", lead,
-                             other.name);
-    lead = ", ";
-  }
-  snprintf(gpu->choice + used, sizeof gpu->choice - used, " (CUDA_VISIBLE_DEVICES chooses)");
-  return 0;
-}
-
 static int read_properties(Gpu *gpu, Error *err) {
   struct cudaDeviceProp properties;
   CUDA_TRY(err, cudaGetDeviceProperties(&properties, gpu->device));
@@ -92,7 +74,10 @@ int gpu_probe(Gpu *gpu, Error *err) {
     return error_set(err, "no NVIDIA GPU was found (%s)",
                      status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
   CUDA_TRY(err, cudaGetDevice(&gpu->device));
-  if (read_properties(gpu, err) || describe_choice(gpu, count, err)) return -1;
+  if (read_properties(gpu, err)) return -1;
+  if (count > 1)
+    snprintf(gpu->choice, sizeof gpu->choice, "first of %d GPUs (CUDA_VISIBLE_DEVICES chooses)",
+             count);
   if (check_gpu(gpu, err) == 0) return 0;
   if (gpu->choice[0]) error_append(err, "; it is the %s", gpu->choice);
   return -1;
