@@ -10,6 +10,7 @@ text gives the same bytes. A held-out page was read in pretraining, but no quest
 """
 import hashlib
 import json
+import os
 import re
 import sys
 
@@ -63,6 +64,7 @@ def main():
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     counts = [0, 0]
+    os.makedirs(sys.argv[1], exist_ok=True)
     with open(f"{sys.argv[1]}/turns.jsonl", "w", encoding="utf-8") as turns, \
             open(f"{sys.argv[1]}/held_out.jsonl", "w", encoding="utf-8") as held_out:
         for line in map(json.loads, sys.stdin):

@@ -32,7 +32,8 @@ git clone *                             | never                     | it downloa
 lm_eval *                               | never                     | it downloads
 torchrun *                              | never                     | two GPUs, torch
 scripts/to_gguf.py *                    | never                     | a checkout of llama.cpp
-scripts/profile.sh *                    | never                     | a GPU, Nsight
+nsys *                                  | never                     | a GPU, Nsight
+ncu *                                   | never                     | a GPU, Nsight
 scripts/peers/kernels.sh *              | never                     | a GPU, torch
 ./train --score runs/real/run *         | never                     | the text that stands in has no sentences
 *PEERS=*                                | never                     | torch compiles for minutes

@@ -1,38 +1,8 @@
 #!/usr/bin/env bash
-# scripts/real_run.sh at a small size, and what scripts/collect_text.py takes and leaves out.
+# What scripts/collect_text.py takes and leaves out.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 
-write_config "$folder/tiny.json"
-
-# ---- real_run.sh
-for i in 1 2 3; do
-  printf '{"text": "%s"}\n' "$(write_text 400 | sed "s/line/$i line/" | tr '\n' ' ')"
-done >"$folder/text.jsonl"
-export VOCABULARY=300
-# shellcheck disable=SC2317 # must calls it
-real_run() { # a model of four steps may write NUL bytes
-  scripts/real_run.sh "$folder/text.jsonl" "$folder/real" "$folder/tiny.json" \
-    train.steps=4 train.save_interval=2 optimizer.warmup_steps=1 | tr -d '\000'
-  return "${PIPESTATUS[0]}"
-}
-must real_run
-check it_writes_samples_at_each_checkpoint "$(grep -a '^----' "$folder/real/samples.txt")" \
-  test "$(grep -ac '^---- step-0000000[24]: "static int "' "$folder/real/samples.txt")" = 2
-check the_report_has_every_part "$(tr -d '\000' <"$folder/real/report.txt")" \
-  test "$(grep -ac '^== .* took [0-9.]* s$' "$folder/real/report.txt")" -ge 4
-check it_evaluates "$(tr -d '\000' <"$folder/real/report.txt")" \
-  grep -qa '^bits per byte' "$folder/real/report.txt"
-cp "$folder/real/tok/tokenizer.json" "$folder/before"
-must real_run
-check what_is_done_is_not_done_again "$(tr -d '\000' <"$folder/real/report.txt")" \
-  test "$(grep -ac '^== tokenizer took' "$folder/real/report.txt")" = 1
-status=0
-scripts/real_run.sh "$folder/nothing.txt" "$folder/none" 2>"$folder/said" || status=$?
-check text_that_is_not_there_is_refused "status $status, $(cat "$folder/said")" \
-  test "$status" = 1 -a ! -e "$folder/none"
-
-# ---- collect_text.py
 if ! command -v python3 >/dev/null; then
   echo "ok - text_is_collected # SKIP python3 is not installed"
   exit "$failed"
