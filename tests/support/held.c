@@ -66,6 +66,26 @@ char *file_text(const char *path, size_t *bytes) {
   return held(text);
 }
 
+Caught catch_output(int fd) {
+  const Caught c = {fd, dup(fd), tmpfile()};
+  assert_non_null(c.file);
+  fflush(NULL);
+  assert_int_equal(dup2(fileno(c.file), fd), fd);
+  return c;
+}
+
+char *caught(Caught c) {
+  fflush(NULL);
+  dup2(c.before, c.fd);
+  close(c.before);
+  const size_t bytes = (size_t)lseek(fileno(c.file), 0, SEEK_END);
+  char *text = held(xcalloc(bytes + 1, 1));
+  rewind(c.file);
+  assert_int_equal(fread(text, 1, bytes, c.file), bytes);
+  fclose(c.file);
+  return text;
+}
+
 void put_file(const char *path, const char *text) {
   Error err;
   must(file_write(path, text, strlen(text), &err), &err);

@@ -44,6 +44,13 @@ void release_all(void);
 char *held_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // What a file holds, with a NUL behind it; bytes: NULL, or their number. A failure fails the test.
 char *file_text(const char *path, size_t *bytes);
+// What is written to a descriptor from here until caught, which returns it.
+typedef struct Caught {
+  int fd, before;
+  FILE *file;
+} Caught;
+Caught catch_output(int fd);
+char *caught(Caught c);
 // A fresh folder under $TMPDIR or /tmp.
 char *temporary_folder(void);
 

@@ -242,19 +242,11 @@ TEST(amounts_are_told_in_their_unit) {
                {"tokens", 1, 5, "5 tokens, 2.5 tokens/s"},
                {"tokens", 1, 4000, "4000 tokens, 2000 tokens/s"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    FILE *said = tmpfile();
-    assert_non_null(said);
-    const int before = dup(STDERR_FILENO);
-    assert_int_equal(dup2(fileno(said), STDERR_FILENO), STDERR_FILENO);
+    const Caught said = catch_output(STDERR_FILENO);
     Progress p = progress_begin(cases[i].unit, cases[i].in_unit);
     p.start -= 2; // seconds
     progress_show(&p, 1, 4, cases[i].amount);
-    dup2(before, STDERR_FILENO);
-    close(before);
-    char line[200] = "";
-    rewind(said);
-    assert_non_null(fgets(line, sizeof line, said));
-    fclose(said);
+    const char *line = caught(said);
     if (!strstr(line, cases[i].words)) fail_msg("'%s' is not in: %s", cases[i].words, line);
     assert_non_null(strstr(line, " 25 %"));
   }

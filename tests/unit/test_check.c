@@ -337,46 +337,23 @@ int __wrap_backend_fuse(Backend *be, OperationSet operations, Error *err) {
   return fuse(be, operations, err);
 }
 
-// What is written to a descriptor from here to release.
-typedef struct Caught {
-  int fd, before;
-  FILE *file;
-} Caught;
-
-static Caught catch (int fd) {
-  const Caught c = {fd, dup(fd), tmpfile()};
-  assert_non_null(c.file);
-  fflush(NULL);
-  assert_int_equal(dup2(fileno(c.file), fd), fd);
-  return c;
-}
-
-static void release(Caught c, char *text, size_t bytes) {
-  fflush(NULL);
-  dup2(c.before, c.fd);
-  close(c.before);
-  rewind(c.file);
-  text[fread(text, 1, bytes - 1, c.file)] = '\0';
-  fclose(c.file);
-}
-
 typedef struct Start {
   int backends; // that it took: the run's, one to check programs, and one to time them
   OperationSet failed, slow;
-  char said[1024];
+  const char *said;
 } Start;
 
 // What a run's start on this card does and says.
 static Start start_with(Spec spec, int major) {
-  Start s = {.said = ""};
+  Start s;
   Error err = {""};
   const Config config = {.model = check_model(false)};
   spec.mainloop = MAINLOOP_MMA_SYNC;
   const Hardware h = {.gpu = true, .card = {.major = major, .mainloop = MAINLOOP_MMA_SYNC}};
   machine.created = 0;
-  const Caught caught = catch (STDERR_FILENO);
+  const Caught said = catch_output(STDERR_FILENO);
   Backend *be = backend_open(&config, &spec, &h, &err);
-  release(caught, s.said, sizeof s.said);
+  s.said = caught(said);
   if (!be) fail_msg("%s", err.text);
   s.backends = machine.created;
   s.failed = machine.opened.failed;
@@ -498,13 +475,12 @@ TEST(the_table_has_a_row_for_each_operation) {
   const BenchResult times = {.ops[OP_down] = {.calls = 1,
                                               .time = {{.median = 0.5}, {.median = 1}},
                                               .bare = {.median = 0.4}}};
-  char text[4096];
   machine.planted = DOWN_SKIPS_THE_RESIDUAL_OF_A_TILE;
   Check check;
   assert_int_equal(check_programs(&check, false, MAINLOOP_MMA_SYNC, &(Gpu){.major = 8}, &err), 0);
-  const Caught caught = catch (STDOUT_FILENO);
+  const Caught printed = catch_output(STDOUT_FILENO);
   check_print(&check, false, &times);
-  release(caught, text, sizeof text);
+  const char *const text = caught(printed);
   fputs(text, stdout);
   int lines = 0, failed = 0;
   for (const char *line = text; *line; line = strchr(line, '\n') + 1, lines++)

@@ -36,15 +36,9 @@ static void write_all(const char *path, const char *data, size_t bytes) {
 
 // Standard error is put aside: what is said there.
 static int open_quietly(Checkpoint *c, const TinyTest *t, char **said, Error *err) {
-  const PathText path = tiny_test_path(t, "said");
-  fflush(stderr);
-  const int kept = dup(STDERR_FILENO);
-  if (kept < 0 || !freopen(path.text, "w", stderr)) fail_msg("cannot put standard error aside");
+  const Caught all = catch_output(STDERR_FILENO);
   const int status = tiny_open(c, t->dir, true, err);
-  fflush(stderr);
-  dup2(kept, STDERR_FILENO);
-  close(kept);
-  *said = file_text(path.text, NULL);
+  *said = caught(all);
   return status;
 }
 

@@ -281,17 +281,9 @@ TEST(no_permission_is_advised_where_the_weights_would_not_fit) {
 }
 
 TEST(the_printed_table_names_every_key_of_a_resolved_configuration) {
-  const PathText path = path_text("%s/keys", temporary_folder());
-  const int file = creat(path.text, 0600), saved = dup(STDOUT_FILENO);
-  assert_true(file >= 0 && saved >= 0);
-  fflush(stdout);
-  dup2(file, STDOUT_FILENO);
+  const Caught printed = catch_output(STDOUT_FILENO);
   must(config_print_keys("", &err), &err);
-  fflush(stdout);
-  dup2(saved, STDOUT_FILENO);
-  close(saved);
-  close(file);
-  const char *table = file_text(path.text, NULL);
+  const char *table = caught(printed);
   const Config c = parse(WITH_MODEL("\"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}"));
   char *json = held(config_json(&c));
   int keys = 0;

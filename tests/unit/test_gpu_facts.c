@@ -25,6 +25,35 @@ static Hardware card_of(size_t bytes) {
   return (Hardware){.gpu = true, .card = {.memory_bytes = bytes}, .memory_bytes = bytes};
 }
 
+static Config config_of(const char *path, int count, char *const *overrides) {
+  Error err = {""};
+  Config c;
+  must(config_load(&c, path, count, overrides, &err), &err);
+  return c;
+}
+
+typedef struct Planned {
+  Config config;
+  Spec spec;
+  MemoryPlan plan;
+  Hardware card;
+} Planned;
+static Planned planned_on(Hardware card, Config c) {
+  Planned p = {.config = c, .card = card};
+  p.spec = spec_resolve(&p.config, run_spec(&p.config), &p.card);
+  memory_plan(&p.plan, &p.config.model, &p.spec);
+  return p;
+}
+static Planned plan_of(const char *path, int count, char *const *overrides) {
+  return planned_on(card_of((size_t)80 << 30), config_of(path, count, overrides));
+}
+
+static ParamTensor *parameters_of(const ModelConfig *model, bool muon) {
+  ParamTensor *list = held(xcalloc((size_t)params_count(model), sizeof *list));
+  params_table(model, muon, list);
+  return list;
+}
+
 // Of a card of so many GB, what a run may take: the rest is the driver's and a screen's. A run of
 // llama-110m.json on an H200 took 12.4 GiB, and its plan says 12.5.
 static double room_of(int gigabytes) {
@@ -32,21 +61,16 @@ static double room_of(int gigabytes) {
 }
 
 static void check_fits(const char *path, int gigabytes, const char *model) {
-  Error err = {""};
-  Config c;
   char *overrides[] = {(char *)model};
-  must(config_load(&c, path, model ? 1 : 0, overrides, &err), &err);
   Hardware card = card_of((size_t)gigabytes * 1000000000);
   card.card.mainloop = gigabytes < 80 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
   card.card.major = gigabytes < 80 ? 8 : 9;
-  const Spec spec = spec_resolve(&c, run_spec(&c), &card);
-  assert_int_equal(spec.biases_documents,
-                   card.card.major == 8 && c.data.documents == DOCUMENTS_MASK);
-  MemoryPlan plan;
-  memory_plan(&plan, &c.model, &spec);
-  const double gib = (double)plan.total_bytes / (1 << 30);
+  const Planned p = planned_on(card, config_of(path, model ? 1 : 0, overrides));
+  assert_int_equal(p.spec.biases_documents,
+                   card.card.major == 8 && p.config.data.documents == DOCUMENTS_MASK);
+  const double gib = (double)p.plan.total_bytes / (1 << 30);
   print_message("# %s: %.2f GiB, and %.2f on the host, for %.2f\n", path, gib,
-                (double)plan.host_needed / (1 << 30), room_of(gigabytes));
+                (double)p.plan.host_needed / (1 << 30), room_of(gigabytes));
   assert_true(gib < room_of(gigabytes));
 }
 
@@ -75,19 +99,12 @@ TEST(a_model_of_1b_is_fine_tuned_on_8_gb) {
 }
 
 static size_t planned_bytes(const Config *c, size_t gpu_bytes) {
-  const Hardware card = card_of(gpu_bytes);
-  const Spec spec = spec_resolve(c, run_spec(c), &card);
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, &spec);
-  return plan.total_bytes;
+  return planned_on(card_of(gpu_bytes), *c).plan.total_bytes;
 }
 
 // The limits are those of the memory to the byte: with one less than a run needs it is beyond them.
 static void check_limits(const char *path, int64_t batch, int64_t window, const char *precision) {
-  Error err = {""};
-  Config c;
-  char *overrides[] = {(char *)precision};
-  must(config_load(&c, path, 1, overrides, &err), &err);
+  const Config c = config_of(path, 1, (char *const[]){(char *)precision});
   const size_t card = (size_t)80 << 30;
   Hardware h = card_of(card);
   Config of_batch = c, of_window = c;
@@ -117,9 +134,8 @@ TEST(the_largest_runs_are_those_that_just_fit) {
 TEST(eight_billion_parameters_fit_141_gb) {
   static const char *const precisions[] = {"backend.precision=bf16", "backend.precision=fp8"};
   for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
-    Config c;
-    char *overrides[] = {(char *)precisions[i]};
-    must(config_load(&c, "configs/llama-3.1-8b.json", 1, overrides, &err), &err);
+    const Config c =
+        config_of("configs/llama-3.1-8b.json", 1, (char *const[]){(char *)precisions[i]});
     const size_t card = (size_t)139 << 30;
     const Hardware h = card_of(card);
     const PlanLimits limits = plan_limits(&c, &h);
@@ -133,23 +149,6 @@ TEST(eight_billion_parameters_fit_141_gb) {
 
 // ---- What is offloaded
 
-typedef struct Planned {
-  Config config;
-  Spec spec;
-  MemoryPlan plan;
-  Hardware card;
-} Planned;
-
-static Planned plan_of(const char *path, int count, char *const *overrides) {
-  Error err = {""};
-  Planned p;
-  must(config_load(&p.config, path, count, overrides, &err), &err);
-  p.card = card_of((size_t)80 << 30);
-  p.spec = spec_resolve(&p.config, run_spec(&p.config), &p.card);
-  memory_plan(&p.plan, &p.config.model, &p.spec);
-  return p;
-}
-
 static size_t booked(const MemoryPlan *plan, bool host) {
   size_t bytes = 0;
   for (int i = 0; i < plan->count; i++)
@@ -159,9 +158,8 @@ static size_t booked(const MemoryPlan *plan, bool host) {
 
 // Elements of all matrices, which are whole groups of 256 bytes here.
 static size_t matrix_elements(const ModelConfig *model) {
-  ParamTensor *list = held(xcalloc((size_t)params_count(model), sizeof *list));
+  const ParamTensor *list = parameters_of(model, false);
   size_t elements = 0;
-  params_table(model, false, list);
   for (int i = 0; i < params_count(model); i++)
     if (!list[i].vector) elements += (size_t)(list[i].rows * list[i].cols);
   return elements;
@@ -203,9 +201,8 @@ TEST(a_plan_without_a_gpu_counts_muons_workspace) {
   char *overrides[] = {"optimizer.kind=muon", "optimizer.kind=adamw"};
   const Planned muon = plan_of("configs/llama-110m.json", 1, overrides),
                 adamw = plan_of("configs/llama-110m.json", 1, overrides + 1);
-  ParamTensor *list = held(xcalloc((size_t)params_count(&muon.config.model), sizeof *list));
+  const ParamTensor *list = parameters_of(&muon.config.model, true);
   size_t directions = 0;
-  params_table(&muon.config.model, true, list);
   for (int i = 0; i < params_count(&muon.config.model); i++)
     if (list[i].part_count > 0) directions += 2 * (size_t)(list[i].rows * list[i].cols);
   const size_t more = muon.plan.workspace_bytes - adamw.plan.workspace_bytes;
@@ -222,8 +219,7 @@ typedef struct Launched {
 static void check_launches(const char *path, int count, const Launched *expected) {
   char *overrides[] = {"optimizer.kind=muon"};
   const Planned p = plan_of(path, 1, overrides);
-  ParamTensor *list = held(xcalloc((size_t)params_count(&p.config.model), sizeof *list));
-  params_table(&p.config.model, true, list);
+  const ParamTensor *list = parameters_of(&p.config.model, true);
   Muon muon = muon_plan(list, params_count(&p.config.model));
   assert_int_equal(muon.group_count, count);
   for (int i = 0; i < count; i++) {
@@ -304,17 +300,13 @@ TEST(a_bias_is_for_gpus_to_which_cudnn_gives_no_lengths) {
 TEST(a_plan_knows_how_narrow_the_gpus_tiles_are) {
   size_t planned[3];
   for (int i = 0; i < 3; i++) {
-    Config c;
     Hardware h;
-    MemoryPlan plan;
     char *overrides[] = {"train.loss_chunks=4",
                          i == 2 ? "backend.mainloop=mma_sync" : "backend.mainloop=auto"};
-    must(config_load(&c, "configs/llama-3.2-1b.json", 2, overrides, &err), &err);
+    const Config c = config_of("configs/llama-3.2-1b.json", 2, overrides);
     the_card.mainloop = i == 1 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
     must(hardware_find(&h, &c, &err), &err);
-    const Spec spec = spec_resolve(&c, run_spec(&c), &h);
-    memory_plan(&plan, &c.model, &spec);
-    planned[i] = plan.total_bytes;
+    planned[i] = planned_on(h, c).plan.total_bytes;
   }
   the_card.mainloop = MAINLOOP_WGMMA;
   printf("# with wide tiles %zu MB, with narrow ones %zu MB\n", planned[0] >> 20, planned[1] >> 20);
@@ -524,12 +516,10 @@ TEST(a_step_is_estimated_within_five_percent_of_what_it_took) {
   must(gpu_named(&card.card, "H200", &err), &err);
   card.memory_bytes = card.card.free_bytes;
   for (size_t i = 0; i < 2 * sizeof measured / sizeof *measured; i++) {
-    Config c;
     char *overrides[] = {(char *)(i % 2 ? "backend.precision=fp8" : "backend.precision=bf16"),
                          "model.tie_word_embeddings=false", "optimizer.kind=adamw"};
-    must(config_load(&c, measured[i / 2].config, 3, overrides, &err), &err);
-    const Spec spec = spec_resolve(&c, run_spec(&c), &card);
-    const double ms = step_estimate_ms(&c, &spec, &card.card, 0),
+    const Planned p = planned_on(card, config_of(measured[i / 2].config, 3, overrides));
+    const double ms = step_estimate_ms(&p.config, &p.spec, &card.card, 0),
                  took = i % 2 ? measured[i / 2].fp8 : measured[i / 2].bf16;
     print_message("# %s: %.1f ms, took %.1f, %+.1f %%\n", measured[i / 2].config, ms, took,
                   100 * (ms / took - 1));

@@ -364,25 +364,10 @@ TEST(a_save_is_synced_and_its_line_comes_once) {
   injected.before_sync = NULL;
 }
 
-// Standard output goes to a file of this folder until show_again, which returns what that holds.
-static int show_in(const char *dir) {
-  fflush(stdout);
-  const int shown = dup(STDOUT_FILENO);
-  assert_non_null(freopen(path_text("%s/shown", dir).text, "w", stdout));
-  return shown;
-}
-
-static const char *show_again(int shown, const char *dir) {
-  fflush(stdout);
-  dup2(shown, STDOUT_FILENO);
-  close(shown);
-  return file_text(path_text("%s/shown", dir).text, NULL);
-}
-
 // What a run in FP8 writes besides: on the progress line only where something was clipped.
 TEST(fp8_names_its_peak_and_counts_saturated_tensors) {
   LogTest *t = log_test("");
-  const int shown = show_in(t->dir);
+  const Caught shown = catch_output(STDOUT_FILENO);
   StepLine line = {.step = 1, .result = {.ms = 2, .applied = true}, .tokens = 64, .mfu = 0.25};
   log_train(&t->log, &line);
   line.fp8 = true;
@@ -391,7 +376,7 @@ TEST(fp8_names_its_peak_and_counts_saturated_tensors) {
   line.result.saturated = 3;
   t->log.printed_ms = 0;
   log_train(&t->log, &line);
-  const char *const lines = show_again(shown, t->dir);
+  const char *const lines = caught(shown);
   static const double counts[] = {NAN, 0, 3};
   for (int i = 0; i < 3; i++) {
     const cJSON *train = record(t, i);
@@ -417,7 +402,7 @@ static void expect_number(const cJSON *object, const char *name, double value) {
 
 TEST(a_validation_says_what_is_known_of_it) {
   LogTest *t = log_test("");
-  const int shown = show_in(t->dir);
+  const Caught shown = catch_output(STDOUT_FILENO);
   ValLine val = {.step = 10, .loss = 1.5, .error = 0.125, .bits_per_byte = 2.25, .tokens = 640};
   log_val(&t->log, &val, true);
   val.error = val.bits_per_byte = NAN;
@@ -425,7 +410,7 @@ TEST(a_validation_says_what_is_known_of_it) {
   val.error = 0;
   val.whole = true;
   log_val(&t->log, &val, false);
-  const char *const lines = show_again(shown, t->dir);
+  const char *const lines = caught(shown);
   static const struct {
     const char *kind;
     double error, bits;
