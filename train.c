@@ -159,7 +159,6 @@ static int fail(const Error *err) {
 
 int main(int argc, char **argv) {
   Error err;
-  if (stack_check(&err) != 0) return fail(&err);
   process_start(argv);
   const char *first = argc > 1 ? argv[1] : "";
   const int command = find_command(strcmp(first, "-h") == 0 ? "--help" : first);

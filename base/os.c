@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -105,16 +104,6 @@ void streams_fill(void) {
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
   if (fd >= 0) close(fd);
-}
-
-// ---- The stack
-
-int stack_check(Error *err) {
-  enum { LEAST_BYTES = 256 << 10 };
-  struct rlimit limit;
-  if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= LEAST_BYTES) return 0;
-  return error_set(err, "the limit on the stack is %s, too little: raise it with ulimit -s 8192",
-                   size_text((size_t)limit.rlim_cur).text);
 }
 
 // ---- Signals

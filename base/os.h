@@ -37,12 +37,6 @@ ShortText cpu_name(void);
 // nothing, writes fail. First in main.
 void streams_fill(void);
 
-// ---- The stack
-
-// An error where the limit on the stack (ulimit -s), which threads have, too, is too small for the
-// programs here: a signal without a word would end them.
-int stack_check(Error *err);
-
 // ---- The signals that end a program, held back while files are half written: the program looks
 // for them at places where it can clean up
 

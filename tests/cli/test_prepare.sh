@@ -217,18 +217,6 @@ until [ -e kept.tmp/train-00000.bin ]; do sleep 0.01; done
 kill -USR1 $job # as a batch system may
 ended_by USR1 a_signal_while_text_is_encoded_leaves_the_files_that_were_there $job
 
-for limit in 48 64 96 128; do
-  (ulimit -s $limit && exec "$prepare" --force --out kept text) >stdout 2>stderr
-  status=$?
-  failed_as a_stack_of_${limit}_KB_is_refused 1 "^prepare: the limit on the stack is $limit.00 KiB, too little: raise it with ulimit -s 8192$"
-  (ulimit -s $limit && exec "$TRAIN" --doctor) >stdout 2>stderr
-  status=$?
-  failed_as also_for_train_$limit 1 '^train: the limit on the stack is'
-done
-(ulimit -s 256 && exec "$prepare" --force --out kept text) >stdout 2>stderr
-status=$?
-check a_stack_of_256_KB_is_enough "$(cat stderr)" test $status = 0
-
 runs --help
 check help_is_printed_on_request "$(cat stderr)" grep -q -- --val-fraction stdout
 
