@@ -210,7 +210,7 @@ static void check_table(int64_t B, int64_t calls, int64_t count) {
   const AttentionShape s = {.B = B, .T = 128, .H = 3, .KV = 1, .d = 8, .rows = 4096};
   const size_t bytes = attention_table_bytes(B, calls);
   int32_t *lengths = held(xmalloc(((size_t)count + 1) * sizeof *lengths));
-  void *table = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  void *table = held(aligned_alloc(256, (bytes + 255) / 256 * 256));
   assert_non_null(table);
   for (int64_t i = 0; i < count; i++) lengths[i] = (int32_t)(1 + i % 5);
   attention_table_fill(&s, lengths, count, calls, table);
@@ -230,7 +230,6 @@ static void check_table(int64_t B, int64_t calls, int64_t count) {
     }
   }
   assert_int_equal(seen, count);
-  free(table);
 }
 
 TEST(a_table_of_documents_is_aligned_and_whole) {

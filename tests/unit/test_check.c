@@ -451,10 +451,9 @@ TEST(another_executable_or_a_damaged_answer_is_checked_again) {
   machine.planted = NO_FAULT;
   forget();
   expect(start(KERNELS_AUTO, 8), 3, 0, 0, false);
-  char *cut = __wrap_gpu_recall(NULL, NULL, "programs bf16 mma_sync");
+  char *cut = held(__wrap_gpu_recall(NULL, NULL, "programs bf16 mma_sync"));
   cut[strlen(cut) - 1] = '\0';
   remember_damaged(cut);
-  free(cut);
   expect(start(KERNELS_AUTO, 8), 2, 0, 0, false);
   remember_damaged("1 2.000000003 operations 8");
   expect(start(KERNELS_AUTO, 8), 2, 0, 0, false);

@@ -239,7 +239,7 @@ static char *temporary_path(void) {
 }
 
 TEST(what_is_written_is_read_back) {
-  char *path = temporary_path();
+  char *path = held(temporary_path());
   const SafeTensor tensors[] = {
       {.name = "z.weight", .dtype = SAFE_F32, .rank = 2, .shape = {2, 3}},
       {.name = "a", .dtype = SAFE_I64, .rank = 1, .shape = {1}},
@@ -276,7 +276,6 @@ TEST(what_is_written_is_read_back) {
   assert_memory_equal(safe_data(&file, safetensors_find(&file, "a")), &a, 8);
   safetensors_close(&file);
   unlink(path);
-  free(path);
 }
 
 TEST(a_missing_file_and_a_folder_are_refused) {

@@ -25,13 +25,12 @@ static void test_logits(void **state) {
   Rig rig;
   double value;
   rig_open(&rig, *state, 1, 1, rig_cpu);
-  float *got = rig_logits(&rig, &value);
+  float *got = held(rig_logits(&rig, &value));
   Worst logits = WORST_OF_NOTHING, loss = WORST_OF_NOTHING;
   worst_logits(&rig, got, &logits);
   worst_scalar(&rig, "loss", 0, value, &loss);
   check_worst(rig.fixture, "logits", logits, logits_bound);
   check_worst(rig.fixture, "loss", loss, scalar_bound);
-  free(got);
   rig_close(&rig);
 }
 
@@ -140,9 +139,8 @@ static void write_checkpoint(void **state) {
   const StateSource source = state_source(&rig.llama);
   must(checkpoint_save(run_dir, &source, &config, &export, &done, &err), &err);
   double loss;
-  float *logits = rig_logits(&rig, &loss);
+  float *logits = held(rig_logits(&rig, &loss));
   write_logits(&rig, logits_path, logits);
-  free(logits);
   rig_close(&rig);
 }
 
