@@ -124,15 +124,6 @@ train_into talks-mixed "${talks[@]}" data.documents=join "data.train=[{\"path\":
 check a_mixtures_shares_are_of_the_tokens_that_count "$(said)" grep_said \
   "^data  *50 % of '$folder/talks' \([0-9.k]+ tokens, of which [0-9]+ count, 9[0-9.]+ % of the windows, "
 
-# ---- Damage
-cp -r "$folder/words" "$folder/mixed" && cp "$folder/lines/train-00000.docs" "$folder/mixed"
-train_into mixed_up "data.train=$folder/mixed"
-check ends_of_another_dataset_are_refused "status $?, $(said)" grep_said "train-00000.docs' belongs to other tokens"
-head -c 100 "$folder/words/train-00000.docs" >"$folder/mixed/train-00000.docs"
-train_into mixed_up "data.train=$folder/mixed"
-check ends_that_are_cut_are_refused "status $?, $(said)" grep_said "train-00000.docs' is cut short"
-check nothing_was_written_for_them "$(ls "$folder")" test ! -e "$folder/mixed_up"
-
 # ---- Mixtures
 mixture() { # WEIGHT WEIGHT
   printf 'data.train=[{"path": "%s/words", "weight": %s}, {"path": "%s/lines", "weight": %s}]' \
@@ -164,9 +155,6 @@ drawn=$(grep -o '"drawn": "[0-9]*"' "$folder/two_to_one/step-00000040/state.json
 check a_mixture_goes_on_with_one_of_its_sources "drawn: $drawn; $(said)" test "$drawn" = '50 ' # 10 before
 train_into listed "data.train=[\"$folder/words\", \"$folder/lines\"]" train.steps=2
 check a_list_of_paths_is_one_source "$(said)" grep_said '^data  *[0-9.k]+ training tokens in 2 files'
-train_into refused 'data.train=[{"path": "x", "weight": 0}]'
-check a_weight_of_0_is_refused "$(said)" grep_said 'data.train: the weight of "x" is 0, but it must be a number above 0'
-train_into refused 'data.train=[{"path": "x", "weight": 1e400}]'
-check a_weight_that_is_no_double_is_refused "$(said)" grep_said 'the weight of "x" is null or beyond 1e308, but it must be'
 train_into refused "data.val=[{\"path\": \"$folder/words\", \"weight\": 1}, {\"path\": \"$folder/lines\", \"weight\": 1}]"
 check validation_takes_no_weights "$(said)" grep_said 'data.val: validation takes no weights'
+exit $failed

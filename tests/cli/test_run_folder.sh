@@ -161,17 +161,6 @@ ended loses_its_lock 'while the run trained there; the run ends at step [0-9]*; 
 check nothing_more_is_written_there "$(ls "$run")" test "$(ls "$run")" = "$before"
 rm -rf "$run"
 
-# ---- Links
-echo precious >"$folder/precious"
-mkdir "$run"
-ln -s ../precious "$run/lock"
-refuses a_lock_that_is_a_link_is_refused 'is not a regular file' "$config" "${options[@]}"
-rm "$run/lock"
-ln -s ../precious "$run/log.jsonl"
-refuses a_log_that_is_a_link_is_refused "log.jsonl' is a link" "$config" "${options[@]}"
-check what_they_link_to_is_untouched "$(cat "$folder/precious")" test "$(cat "$folder/precious")" = precious
-rm -r "$run"
-
 # ---- Disks that take nothing more, where file systems can be mounted
 mount=$folder/mount disk=$folder/disk
 mounted() { # NAME COMMAND...: the command mounts $mount, or the test is left out
