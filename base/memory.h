@@ -5,6 +5,10 @@
 #include <stddef.h>
 #include "base/error.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 void *xmalloc(size_t bytes);
 void *xcalloc(size_t count, size_t size);
 void *xrealloc(void *old, size_t bytes);
@@ -70,3 +74,7 @@ static inline void *arena_take(Arena *a, size_t bytes) {
   a->used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   return piece;
 }
+
+#ifdef __cplusplus
+}
+#endif

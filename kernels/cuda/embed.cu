@@ -13,12 +13,9 @@
 // straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds those up
 // in order. So the work for a token that fills the batch is spread over the whole GPU like any
 // other.
+#include "base/memory.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/common.cuh"
-
-extern "C" {
-#include "base/memory.h"
-}
 
 // The vocabulary row is read and written once; sumsq as a by-product.
 template <int N>

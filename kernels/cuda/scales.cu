@@ -1,11 +1,8 @@
 // The scales of FP8 copies: updated once a step, set at once while a run calibrates, and saved in
 // checkpoints. Also the simplest copies, those of a bf16 matrix.
+#include "base/memory.h"
 #include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/cuda.h"
-
-extern "C" {
-#include "base/memory.h"
-}
 
 static const unsigned WHOLE_WARP = 0xffffffffu;
 
