@@ -473,10 +473,11 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   // ---- Warpgroups 1 and 2: products and epilogue
 
-  // Adds the products of `stages` stages of a tile to `accumulators`. A stage is released as soon
-  // as it was read.
-  DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> &ring, int stages,
-                       float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
+  // Adds the products of a stage's first BYTES of K. The stage before is released as soon as it was
+  // read: `previous`, if it is of this tile.
+  template <int BYTES>
+  DEVICE void multiply_stage(int consumer, int thread, Ring<T::STAGES> &ring, bool is_first,
+                             int &previous, float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
     // An instruction's part of k: 32 bytes of a row, or 16 rows of 128 bytes
     constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
     constexpr int K_STEP_B = (B_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
@@ -484,25 +485,34 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         shared.stage(0) + (T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS / 64 * BLOCK_OF_64);
     const uint64_t a0 = wgmma_descriptor(first_a, A_MAJOR);
     const uint64_t b0 = wgmma_descriptor(shared.stage(0) + T::A_BYTES, B_MAJOR);
-    int previous = 0;
-    for (int s = 0; s < stages; s++, ring.next()) {
-      mbarrier_wait(shared.full(ring.at), ring.parity);
-      wgmma_fence();
-      const uint64_t offset = (uint64_t)(ring.at * (T::STAGE_BYTES >> 4));
+    mbarrier_wait(shared.full(ring.at), ring.parity);
+    wgmma_fence();
+    const uint64_t offset = (uint64_t)(ring.at * (T::STAGE_BYTES >> 4));
 #pragma unroll
-      for (int k = 0; k < DEPTH_BYTES / 32; k++)
+    for (int k = 0; k < BYTES / 32; k++)
 #pragma unroll
-        for (int block = 0; block < T::BLOCKS; block++)
-          wgmma<Program::FORMATS, A_MAJOR, B_MAJOR>(
-              accumulators[block], a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
-              b0 + offset + k * K_STEP_B, (s | k) != 0);
-      wgmma_commit();
-      if (s > 0) {
-        wgmma_wait<1>();
-        if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
-      }
-      previous = ring.at;
+      for (int block = 0; block < T::BLOCKS; block++)
+        wgmma<Program::FORMATS, A_MAJOR, B_MAJOR>(
+            accumulators[block], a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
+            b0 + offset + k * K_STEP_B, k > 0 || !is_first);
+    wgmma_commit();
+    if (!is_first) {
+      wgmma_wait<1>();
+      if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
     }
+    previous = ring.at;
+    ring.next();
+  }
+
+  // Adds the products of the next `depth` elements of K. A stage has zeros past K: where its second
+  // half lies there, it is left out.
+  DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> &ring, int depth,
+                       float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
+    int k = 0, previous = 0;
+    for (; k + DEPTH / 2 < depth; k += DEPTH)
+      multiply_stage<DEPTH_BYTES>(consumer, thread, ring, k == 0, previous, accumulators);
+    if (k < depth)
+      multiply_stage<DEPTH_BYTES / 2>(consumer, thread, ring, k == 0, previous, accumulators);
     if (T::PINGPONG && thread == 0) mbarrier_arrive(shared.turn(consumer ^ 1));
     wgmma_wait<0>();
     if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
@@ -516,9 +526,9 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 #pragma unroll
     for (int i = 0; i < T::COLS / 2; i++) sums[0][i] = 0;
 #pragma unroll 1
-    for (int left = k_stages(); left > 0; left -= Program::PROMOTE) {
+    for (int left = work.K; left > 0; left -= Program::PROMOTE * DEPTH) {
       float part[T::BLOCKS][T::COLS / 2];
-      multiply(consumer, thread, ring, min(left, (int)Program::PROMOTE), part);
+      multiply(consumer, thread, ring, min(left, Program::PROMOTE * DEPTH), part);
 #pragma unroll
       for (int i = 0; i < T::COLS / 2; i++) sums[0][i] += part[0][i];
     }
@@ -531,7 +541,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
     Ring<T::STAGES> ring(i * k_stages());
     if constexpr (Program::PROMOTE == 0)
-      multiply(consumer, thread, ring, k_stages(), accumulators);
+      multiply(consumer, thread, ring, work.K, accumulators);
     else
       multiply_promoted(consumer, thread, ring, accumulators);
   }
