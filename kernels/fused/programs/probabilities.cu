@@ -28,19 +28,31 @@ template <class In> struct HeadRow {
 template <class In> struct Probabilities : ProgramDefaults<In> {
   using Stores = Chunks<64>;
   using RowValues = HeadRow<In>;
+  static constexpr int TOGETHER = 8;
+  static constexpr float NOTHING = -1e4f; // 2^NOTHING is 0, and so is their product
   RowSum sum, entropy;
 
-  // Columns that do not belong to the sums, a target's or past N, are rare: few steps test for
-  // them.
+  // Columns that do not belong to the sums, a target's or past N, are rare. A warp that has none
+  // takes a step that does not test for them: without branches more exponentials overlap.
   template <class S> DEVICE void step(const S &s) {
-    constexpr int TOGETHER = 4,
-                  LAST = 57;         // a thread's last column in a step, counted from its first
-    constexpr float NOTHING = -1e4f; // 2^NOTHING is 0, and so is their product
+    constexpr int LAST = 57; // a thread's last column in a step, counted from its first
     const int first_column = s.column(0), end = (int)s.block.N - first_column;
     const int target[2] = {(int)s.row_value(0, RowValues::TARGET) - first_column,
                            (int)s.row_value(1, RowValues::TARGET) - first_column};
-    const bool some_left_out =
-        (unsigned)target[0] <= LAST || (unsigned)target[1] <= LAST || end <= LAST;
+    const bool some = (unsigned)target[0] <= LAST || (unsigned)target[1] <= LAST || end <= LAST;
+    if (__any_sync(0xffffffffu, some)) // since a warp stores together
+      add<true>(s, target, end);
+    else
+      add<false>(s, target, end);
+  }
+  DEVICE void end(const RowBlock &block) const {
+    sum.store(block, block.args.out[0]);
+    entropy.store(block, block.args.out[1]);
+  }
+
+private:
+  // The thread's columns at `target` and from `end` on are left out, if SOME are.
+  template <bool SOME, class S> DEVICE void add(const S &s, const int (&target)[2], int end) {
 #pragma unroll
     for (int first = 0; first < 16; first += TOGETHER) {
       float exponents[2 * TOGETHER];
@@ -52,7 +64,7 @@ template <class In> struct Probabilities : ProgramDefaults<In> {
         exponents[2 * j] = fmaf(v.x, scale, -c);
         exponents[2 * j + 1] = fmaf(v.y, scale, -c);
       }
-      if (some_left_out) {
+      if constexpr (SOME) {
 #pragma unroll
         for (int k = 0; k < 2 * TOGETHER; k++) {
           const int i = first + k / 2, column = 8 * (i >> 1) + k % 2;
@@ -75,10 +87,6 @@ template <class In> struct Probabilities : ProgramDefaults<In> {
 #endif
       s.template store<0>(stored, first);
     }
-  }
-  DEVICE void end(const RowBlock &block) const {
-    sum.store(block, block.args.out[0]);
-    entropy.store(block, block.args.out[1]);
   }
 };
 DEFINE_PROGRAM(Probabilities<Bf16>, probabilities)
