@@ -520,15 +520,19 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   // Promotion: the tensor cores truncate FP8's sums, so that sums of one sign are too small, by 3 %
   // at K = 2048. Every PROMOTE stages they restart at 0, and the partial sums are added up in fp32.
+  // The second consumer's first part is shorter: so the two never wait for their last products at
+  // the same time, and the tensor cores always have work.
   DEVICE void multiply_promoted(int consumer, int thread, Ring<T::STAGES> &ring,
                                 float (&sums)[T::BLOCKS][T::COLS / 2]) const {
     static_assert(!T::PINGPONG && T::BLOCKS == 1, "a turn is handed over once a tile");
+    static_assert(Program::PROMOTE > 1, "its half is not a stage");
 #pragma unroll
     for (int i = 0; i < T::COLS / 2; i++) sums[0][i] = 0;
+    int depth = Program::PROMOTE / (1 + consumer) * DEPTH;
 #pragma unroll 1
-    for (int left = work.K; left > 0; left -= Program::PROMOTE * DEPTH) {
+    for (int left = work.K; left > 0; left -= depth, depth = Program::PROMOTE * DEPTH) {
       float part[T::BLOCKS][T::COLS / 2];
-      multiply(consumer, thread, ring, min(left, Program::PROMOTE * DEPTH), part);
+      multiply(consumer, thread, ring, min(left, depth), part);
 #pragma unroll
       for (int i = 0; i < T::COLS / 2; i++) sums[0][i] += part[0][i];
     }
