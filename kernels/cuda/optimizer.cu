@@ -13,8 +13,9 @@
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
 //        squares of dwn; a copy of wn, which dW needs after wn's own update
 //   3. norm: one block adds all partial sums of squares in order, in double.
-// Where gradients are bf16 and masters fp32 the column sums are of dW' W', W' the bf16 copy, and
-// divided by wn in the end: half of the bytes for W, and W' is rounded as dW' is.
+// Where gradients are bf16 the column sums are of dW' W', W' the FP8 copy, or the bf16 copy of fp32
+// masters, and divided by wn in the end: a quarter or half of the bytes for W, and W' is rounded as
+// the operands of dW' are, or as dW' is.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
 // own tiles. Bytes: a folded matrix reads dW' and W' or the master; others read dW.
 
@@ -25,58 +26,110 @@ static __device__ __forceinline__ Pack<N> load_master(const DeviceTensor &t, int
   return load_once<N>((const Master *)t.master + i);
 }
 
-// True where column sums read W' in place of W.
+// True where column sums read W' in place of W: from by_row, which is of W', too, where there is
+// one, else from `folded`.
 template <typename Grad, typename Master>
 static __device__ __forceinline__ bool of_copy(const DeviceTensor &t) {
-  return sizeof(Grad) < sizeof(Master) && t.folded;
+  return sizeof(Grad) == 2 && (sizeof(Master) == 4 || t.by_row);
 }
 
-// N columns per lane; warps process rows in turn, four at a time, so that a thread's loads are in
-// flight together. Writes the column sums of each warp; returns the thread's part of the sum of
-// squares.
-template <typename Grad, typename Master, int N>
-static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
+// N columns of what column sums read, from element i on. Of an FP8 copy they are times its scale:
+// of a group of 16 columns, half are two of every four bytes (fp8_column_place).
+template <int N, typename Weight>
+static __device__ __forceinline__ Pack<N> load_weight(const Weight *from, int64_t i) {
+  if constexpr (N == 8 && sizeof(Weight) == 1) {
+    const uint4 group = *reinterpret_cast<const uint4 *>(from + (i & ~(int64_t)15));
+    const uint32_t words[4] = {group.x, group.y, group.z, group.w};
+    Pack<8> p;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const float2 v = __half22float2(half2_of_e4m3((uint16_t)(words[k] >> (i & 8) * 2)));
+      p.v[2 * k] = v.x;
+      p.v[2 * k + 1] = v.y;
+    }
+    return p;
+  } else if constexpr (sizeof(Weight) > 1) {
+    return load_pack<N>(from + i);
+  } else {
+    return {}; // FP8 copies have whole groups
+  }
+}
+
+// A lane's N columns of a tile. plain: NULL unless PLAIN.
+template <bool PLAIN, int N, typename Grad, typename Weight> struct FoldedColumns {
+  const Grad *plain, *folded;
+  const Weight *W;
+  Pack<N> wn, sum; // sum: of dW' and what W is
+  float squares;
+
+  // ROWS rows, `step` elements apart, from element `first` on. Their loads are in flight together:
+  // there is no branch between them.
+  template <int ROWS> __device__ __forceinline__ void add(int64_t first, int64_t step) {
+    Pack<N> g[ROWS], w[ROWS], d[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+      g[k] = load_pack<N>(folded + first + k * step);
+      w[k] = load_weight<N>(W, first + k * step);
+      d[k] = {};
+      if (PLAIN) d[k] = load_pack<N>(plain + first + k * step);
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+#pragma unroll
+      for (int i = 0; i < N; i++) {
+        sum.v[i] += g[k].v[i] * w[k].v[i];
+        d[k].v[i] += g[k].v[i] * wn.v[i];
+      }
+      squares += square_sum(d[k]);
+    }
+  }
+};
+
+// Warps process rows in turn. Writes the column sums of each warp; returns the thread's part of the
+// sum of squares.
+template <bool PLAIN, int N, typename Grad, typename Weight>
+static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, const Weight *W,
+                                                    int64_t row0, int64_t c0,
                                                     float (&sums)[WARPS][TILE_COLS]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = (int)min((int64_t)TILE_ROWS, t.rows - row0);
-  const Grad *plain = (const Grad *)t.grad, *folded = (const Grad *)t.grad_folded;
-  float squares = 0;
+  const int64_t step = WARPS * t.cols;
+  FoldedColumns<PLAIN, N, Grad, Weight> columns = {(const Grad *)t.grad,
+                                                   (const Grad *)t.grad_folded, W};
   for (int j = lane * N; j < TILE_COLS; j += 32 * N) {
-    const int64_t c = c0 + j;
-    Pack<N> column_sum = {};
+    const int64_t c = c0 + j, first = row0 * t.cols + c;
+    columns.sum = {};
     if (c < t.cols) {
-      const Pack<N> wn = load_pack<N>(t.norm + c);
-      for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
-        const int64_t first = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
-        Pack<N> g[4], w[4], d[4] = {};
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          if (n0 + k * WARPS < rows) {
-            g[k] = load_pack<N>(folded + first + k * step);
-            w[k] = of_copy<Grad, Master>(t)
-                       ? load_pack<N>((const bf16_bits *)t.folded + first + k * step)
-                       : load_master<Master, N>(t, first + k * step);
-            if (plain) d[k] = load_pack<N>(plain + first + k * step);
-          }
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          if (n0 + k * WARPS < rows) {
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-              column_sum.v[i] += g[k].v[i] * w[k].v[i];
-              d[k].v[i] += g[k].v[i] * wn.v[i];
-            }
-            squares += square_sum(d[k]);
-          }
-      }
+      int n = warp;
+      columns.wn = load_pack<N>(t.norm + c);
+      for (; n + 3 * WARPS < rows; n += 4 * WARPS)
+        columns.template add<4>(first + n * t.cols, step);
+      for (; n < rows; n += WARPS) columns.template add<1>(first + n * t.cols, step);
     }
-    store_pack(&sums[warp][j], column_sum);
+    store_pack(&sums[warp][j], columns.sum);
   }
-  return squares;
+  return columns.squares;
+}
+
+// The same of any tensor with a norm.
+template <int N, typename Grad, typename Master>
+static __device__ __forceinline__ float any_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
+                                                 float (&sums)[WARPS][TILE_COLS]) {
+  const auto tile = [&](const auto *W) {
+    return t.grad ? folded_tile<true, N, Grad>(t, W, row0, c0, sums)
+                  : folded_tile<false, N, Grad>(t, W, row0, c0, sums);
+  };
+  if constexpr (sizeof(Grad) == 2)
+    if (t.by_row) return tile(t.by_row);
+  if constexpr (sizeof(Grad) == 2 && sizeof(Master) == 4)
+    return tile(t.folded);
+  else
+    return tile((const Master *)t.master);
 }
 
 template <typename Grad, typename Master>
 static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable table) {
+  constexpr int WIDE = 16 / sizeof(Grad);
   __shared__ __align__(16) float sums[WARPS][TILE_COLS];
   __shared__ float scratch[32];
   const auto [tensor, block] = table.gradient_order[blockIdx.x];
@@ -86,10 +139,10 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
   if (t.norm) {
     const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
     const int64_t row_tile = tile / across, c0 = tile % across * TILE_COLS;
-    if (t.cols % 4 == 0)
-      squares = folded_tile<Grad, Master, 4>(t, row_tile * TILE_ROWS, c0, sums);
+    if (t.cols % WIDE == 0)
+      squares = any_tile<WIDE, Grad, Master>(t, row_tile * TILE_ROWS, c0, sums);
     else
-      squares = folded_tile<Grad, Master, 1>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = any_tile<1, Grad, Master>(t, row_tile * TILE_ROWS, c0, sums);
     __syncthreads();
     const int64_t c = c0 + threadIdx.x;
     float sum = 0;
@@ -101,17 +154,22 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
     const int64_t begin = tile * TILE_ELEMENTS,
                   end = min(begin + (int64_t)TILE_ELEMENTS, t.rows * t.cols);
 #pragma unroll 8
-    for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
-      squares += square_sum(load_pack<4>(grad + i));
-    const int64_t rest = end - end % 4 + threadIdx.x;
+    for (int64_t i = begin + threadIdx.x * WIDE; i + WIDE - 1 < end; i += THREADS * WIDE)
+      squares += square_sum(load_pack<WIDE>(grad + i));
+    const int64_t rest = end - end % WIDE + threadIdx.x;
     if (rest < end) squares += square_sum(load_pack<1>(grad + rest));
   }
   squares = block_sum(squares, scratch);
   if (threadIdx.x == 0) table.sumsq[block] = squares;
 }
 
-// The sum of every WARPS-th row's dW' W from row `first` on: where W' / wn is not W, in a column
-// whose norm weight is next to nothing.
+// True where W' / wn is not W, in a column whose norm weight is next to nothing: of the FP8 copy
+// where weights of 1/64 are below e4m3's normal values.
+static __device__ __forceinline__ bool is_lost(const DeviceTensor &t, float wn) {
+  return fabsf(wn) < (t.by_row ? 1 / t.scaling->scale : 0x1p-60f);
+}
+
+// The sum of every WARPS-th row's dW' W from row `first` on, where W' is lost.
 template <typename Grad, typename Master>
 static __device__ float sum_of_masters(const DeviceTensor &t, int64_t first, int64_t c) {
   float sum = 0;
@@ -129,9 +187,9 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
   const int64_t rows = (t.rows + TILE_ROWS - 1) / TILE_ROWS;
   const float wn = c < t.cols ? t.norm[c] : 1;
-  const bool copied = of_copy<Grad, Master>(t), tiny = fabsf(wn) < 0x1p-60f;
+  const bool copied = of_copy<Grad, Master>(t), lost = copied && is_lost(t, wn);
   float sum = 0;
-  if (c < t.cols && copied && tiny) {
+  if (c < t.cols && lost) {
     sum = sum_of_masters<Grad, Master>(t, share, c);
   } else if (c < t.cols) {
 #pragma unroll 8
@@ -143,7 +201,8 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
-  Pack<1> dwn = {copied && !tiny ? sum / wn : sum};
+  if (copied && !lost) sum = (t.by_row ? sum * t.scaling->inverse : sum) / wn;
+  Pack<1> dwn = {sum};
   if (c < t.cols) {
     store_pack((Grad *)t.norm_grad + c, dwn);
     t.norm_before[c] = wn;

@@ -211,11 +211,12 @@ static Share share_of_update(const DeviceTensor *t, const ParamTensor *p, int cl
                  p->offloaded >= reads};
 }
 
-// The kernel reads the gradients, and of a folded matrix the master or its bf16 copy (optimizer.cu:
-// of_copy).
+// The kernel reads the gradients, and of a folded matrix the master or its FP8 or bf16 copy
+// (optimizer.cu: of_copy).
 static Share share_of_gradients(const DeviceTensor *t, const ParamTensor *p, bool is_norm,
-                                bool reads_copies) {
-  const bool master = t->norm && !(reads_copies && t->folded);
+                                const Spec *spec) {
+  const bool copy = t->by_row || (t->folded && spec->masters == MASTERS_FP32),
+             master = t->norm && !(copy && !spec->grads_fp32);
   return (Share){t->first_tile, gradient_blocks(p, is_norm),
                  p->offloaded >= (master ? OFFLOAD_MASTERS : OFFLOAD_GRADIENTS)};
 }
@@ -224,7 +225,7 @@ static Share share_of_momentum(const DeviceTensor *t, const ParamTensor *p) {
   return (Share){t->first_momentum, momentum_blocks(p), p->offloaded >= OFFLOAD_MOMENTS};
 }
 
-static void order_all(ParamTable *table, const ParamTensor *list, int count, bool reads_copies) {
+static void order_all(ParamTable *table, const ParamTensor *list, int count, const Spec *spec) {
   const int64_t first[CLASSES] = {0, table->vector_blocks, table->plain_blocks};
   Share *shares = xcalloc((size_t)count, sizeof *shares);
   for (int class = 0; class < CLASSES; class ++) {
@@ -237,7 +238,7 @@ static void order_all(ParamTable *table, const ParamTensor *list, int count, boo
   for (int at = 0; at < count; at++) {
     const DeviceTensor *t = &table->tensors[at];
     const bool is_norm = is_norm_of_another(list, count, t->index);
-    shares[at] = share_of_gradients(t, &list[t->index], is_norm, reads_copies);
+    shares[at] = share_of_gradients(t, &list[t->index], is_norm, spec);
   }
   order_launch(shares, count, table->gradient_order);
   for (int at = 0; at < count; at++) {
@@ -315,8 +316,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   place(&on_host, count, partials, block, &unused);
   describe(&on_host, list, count,
            &(DevicePointers){column_partials, c->table.parts, c->scalings, &c->muon});
-  order_all(&on_host, list, count,
-            !c->base.spec.grads_fp32 && c->base.spec.masters == MASTERS_FP32);
+  order_all(&on_host, list, count, &c->base.spec);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.services.write(&c->base, c->table_memory, block, made_here);
   free(block);

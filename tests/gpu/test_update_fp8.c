@@ -161,8 +161,8 @@ static void check_near(Side *a, Side *b, int i) {
   free(got), free(expected);
 }
 
-// Masters and moments are those of the side with bf16 copies, bit for bit. With bf16 gradients that
-// side has other dwn, from those copies: then matrices of the first step are.
+// Masters and moments are those of the side with bf16 copies, bit for bit. With bf16 gradients each
+// side has dwn of its copies: then matrices of the first step are.
 static void check_same_update(Rig *r, int steps) {
   for (int i = 0; i < TENSORS; i++) {
     if (!r->grads_fp32 && (is_norm(i) || steps > 1)) continue;
@@ -250,6 +250,63 @@ TEST(both_copies_follow_muons_update) {
     check(128, 256, 130, MOMENTS_BF16, masters, false, true);
     check(208, 336, 1003, MOMENTS_FP32, masters, true, true);
   }
+}
+
+// dwn of the matrix i from what its sums read, in double: the copy, or the master where `lost`.
+static double norm_gradient(const Side *s, int i, const float *const *of, const uint8_t *by_row,
+                            float scale, int64_t k, bool lost) {
+  const ParamTensor *t = &s->list[i];
+  const float *W = of[0], *wn = of[1], *dW = of[2];
+  double sum = 0;
+  for (int64_t n = 0; n < t->rows; n++) {
+    const double copy = (double)fp8_value(FP8_E4M3, by_row[n * t->cols + fp8_column_place(k)]) /
+                        (double)scale / (double)wn[k];
+    sum += (double)dW[n * t->cols + k] * (lost ? (double)W[n * t->cols + k] : copy);
+  }
+  return sum;
+}
+
+// Where gradients are bf16; a norm weight next to nothing leaves nothing of W in the copy.
+static void check_norm_gradients(MasterType masters) {
+  Rig r;
+  rig_open(&r, 208, 336, 1003, MOMENTS_FP32, masters, false, false);
+  r.start[NORM].master[5] = r.start[TIED_NORM].master[77] = 1e-5f;
+  r.start[NORM].master[6] = 0;
+  side_open(&r, &r.fp8, true);
+  side_open(&r, &r.bf16, false);
+  Side *s = &r.fp8;
+  bench_reset(&s->bench);
+  run(s, 0);
+  s->be->services.step_begin(s->be);
+  s->be->grads_finish(s->be, s->list, TENSORS);
+  ScalingState states[SCALINGS];
+  s->be->services.scalings_read(s->be, states);
+  for (int i = FOLDED; i <= TIED; i += TIED - FOLDED) {
+    const ParamTensor *t = &s->list[i], *norm = &s->list[t->norm];
+    const float *of[] = {bench_read(&s->bench, t->master), bench_read(&s->bench, norm->master),
+                         bench_read(&s->bench, t->grad_folded)};
+    float *got = bench_read(&s->bench, norm->grad);
+    uint8_t *by_row = read_bytes(s->be, t->folded.by_row, elements(t));
+    int64_t lost_columns = 0;
+    double worst = 0;
+    for (int64_t k = 0; k < t->cols; k++) {
+      const bool lost = fabsf(of[1][k]) * states[i].scale < 1;
+      const double expected = norm_gradient(s, i, of, by_row, states[i].scale, k, lost);
+      worst = fmax(worst, fabs((double)got[k] - expected) / fmax(fabs(expected), 0.01));
+      lost_columns += lost;
+    }
+    printf("# dwn of tensor %d: %.2e off (bound 5e-3), %lld columns by masters\n", i, worst,
+           (long long)lost_columns);
+    assert_true(worst <= 5e-3 && lost_columns > 0 && lost_columns < t->cols / 4);
+    for (int j = 0; j < 3; j++) free((void *)(uintptr_t)of[j]);
+    free(got), free(by_row);
+  }
+  rig_close(&r);
+}
+
+TEST(norm_gradients_are_of_the_copies) {
+  check_norm_gradients(MASTERS_FP32);
+  check_norm_gradients(MASTERS_BF16);
 }
 
 // As a step leaves it: a scale, and the largest value.
