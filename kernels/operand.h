@@ -125,16 +125,17 @@ enum { MOST_PARTS = 3, MUON_STEPS = 5 };
 // array holds it.
 typedef struct ParamTensor {
   int64_t rows, cols;
-  master_t *master;    // weight
-  moment_t *m, *v;     // AdamW's first and second moment; Muon's momentum, v NULL
-  grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
-  grad_t *grad_folded; // dW' = gradient with respect to the folded copy
-  stat_t *part_sum;    // lm_head's, where the loss' chunks add up (HeadWgradOp), else NULL
-  Operand compute;     // W as the GEMMs read it; data may be the master (computes_with_masters)
-  Operand folded;      // W * wn, wn = list[norm].master [cols]
-  int norm;            // index in the list; -1 where the matrix is not folded
-  bool vector;    // a norm weight [1, cols], without weight decay; a matrix may have 1 row, too
-  int part_count; // Muon updates it, part by part, and each row is in one part; 0: AdamW does
+  master_t *master;          // weight
+  moment_t *m, *v;           // AdamW's first and second moment; Muon's momentum, v NULL
+  moment_t *m_near, *v_near; // the memory that they borrow for the update (Loan), else NULL
+  grad_t *grad;              // gradient with respect to the plain use; a norm weight's: dwn
+  grad_t *grad_folded;       // dW' = gradient with respect to the folded copy
+  stat_t *part_sum;          // lm_head's, where the loss' chunks add up (HeadWgradOp), else NULL
+  Operand compute; // W as the GEMMs read it; data may be the master (computes_with_masters)
+  Operand folded;  // W * wn, wn = list[norm].master [cols]
+  int norm;        // index in the list; -1 where the matrix is not folded
+  bool vector;     // a norm weight [1, cols], without weight decay; a matrix may have 1 row, too
+  int part_count;  // Muon updates it, part by part, and each row is in one part; 0: AdamW does
   MatrixPart parts[MOST_PARTS];
   Offload offloaded; // which of its own masters, moments and gradients are in the host's memory
 } ParamTensor;

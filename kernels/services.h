@@ -35,6 +35,16 @@ typedef void SnapshotBegin(Backend *be, const SnapshotPiece *list, int count);
 // work.
 typedef double SnapshotWait(Backend *be);
 
+// ---- Loans. The activations of a layer have no values between its backward in the last micro-batch
+// of a step and its forward in the next step. Meanwhile offloaded moments use their memory: they
+// come while the backward of the layers below runs, the update finds them on the GPU, and they
+// return while the next forward runs.
+typedef struct Loan {
+  void *home, *near; // on the host, and among the activations
+  size_t bytes;
+  int64_t layer; // the first one whose activations' memory it uses
+} Loan;
+
 // ---- Timing, for the bench
 
 // What a step notes marks of. A mark takes a microsecond or two of the GPU, so those inside of
@@ -112,6 +122,15 @@ typedef struct Services {
   // Writes the compute copies from the masters (after init or load).
   void (*refresh)(Backend *be, const ParamTensor *list, int count);
   void (*set_updates)(Backend *be, int64_t updates); // after load
+
+  // ---- Loans, NULL on the CPU. From lend to the release of the host's memory, moments of the list
+  // come in grads_finish, are updated where they are near, and return after step_end.
+  void (*lend)(Backend *be, const Loan *list, int count); // in ascending order of `near`
+  // Marks the activations of this layer as read for the last time, in each micro-batch.
+  void (*acts_read)(Backend *be, int64_t layer);
+  // Before a forward writes the activations of this layer: waits until all that was lent of it and
+  // of the layers below has returned.
+  void (*acts_needed)(Backend *be, int64_t layer);
 
   // ---- FP8: the scales of copies, which live in the backend.
   // Discards the largest values since the last update: a validation's, or a sample's.

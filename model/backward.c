@@ -86,6 +86,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
     // Of the layers that recompute the last one's activations are still there.
     if (l + 1 != recomputed) layer_recompute(llama, l);
     layer_backward(llama, l, accumulate);
+    if (be->services.acts_read) be->services.acts_read(be, l);
     layer_end(llama);
   }
   embed_backward(llama, accumulate);

@@ -58,6 +58,13 @@ void layer_forward(Llama *llama, int64_t l) {
   layer_down(llama, l);
 }
 
+// The same, where the activations' memory may still be lent. x of the next layer is written, too.
+static void overwrite_layer(Llama *llama, int64_t l) {
+  Backend *be = llama->be;
+  if (be->services.acts_needed) be->services.acts_needed(be, l + 1);
+  layer_forward(llama, l);
+}
+
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
   if (!be->services.replay_begin(be, REPLAY_FORWARD)) return;
@@ -65,7 +72,7 @@ void llama_forward(Llama *llama) {
   embed_forward(llama);
   for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) {
     layer_begin(llama, l);
-    layer_forward(llama, l);
+    overwrite_layer(llama, l);
     layer_end(llama);
   }
   range_pop();
@@ -103,7 +110,7 @@ void llama_score(Llama *llama, const Batch *batch, const Branch *branches, int64
   be->services.write(be, acts->branches, branches, (size_t)count * sizeof *branches);
   llama->branch_count = count;
   embed_forward(llama);
-  for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);
+  for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) overwrite_layer(llama, l);
   llama->branch_count = 0;
   for (int64_t c = 0; c < llama->spec.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);

@@ -30,6 +30,15 @@ static void lay_out(Llama *llama) {
   acts_layout(&llama->acts, &llama->config, &llama->spec, llama->acts_block, NULL);
 }
 
+static void lend(Llama *llama) {
+  Backend *be = llama->be;
+  if (!llama->host_block || !be->services.lend) return;
+  Loan *list = xcalloc(2 * (size_t)llama->param_count, sizeof *list);
+  const int count = loans_layout(llama->tensors, &llama->acts, &llama->config, &llama->spec, list);
+  be->services.lend(be, list, count);
+  free(list);
+}
+
 static int take_host_block(Llama *llama, size_t bytes, Error *err) {
   if (bytes == 0) return 0;
   llama->host_block = llama->be->services.alloc_host(llama->be, bytes);
@@ -63,6 +72,7 @@ int llama_create(Llama *llama, const ModelConfig *config, Backend *be, Error *er
         size_text(total).text, size_text(acts).text, be->name, size_text(spec->memory_bytes).text);
   }
   lay_out(llama);
+  lend(llama);
   return 0;
 }
 

@@ -641,6 +641,43 @@ ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const Spec 
   return bytes;
 }
 
+// ---- Loans
+
+// The layer of whose activations `at` is part: a layer's begin with x.
+static int64_t layer_of(const Acts *acts, int64_t L, const char *at) {
+  int64_t layer = L - 1;
+  while ((const char *)acts->layers[layer].x.data > at) layer--;
+  return layer;
+}
+
+// The last third of the layers lends. What is lent returns during a forward: in 22 us an H100 runs
+// a token through 8B and writes 3.8 MB of activations, and 1.2 MB cross the bus. Layer 0 has the
+// buffers that all layers share.
+static int64_t first_lender(int64_t L) {
+  return L > 1 ? max_i64(L - (L + 2) / 3, 1) : L;
+}
+
+int loans_layout(ParamTensor *tensors, const Acts *acts, const ModelConfig *c, const Spec *spec,
+                 Loan *list) {
+  const int64_t L = c->num_hidden_layers;
+  Arena lent = {.block = (char *)acts->layers[first_lender(L)].x.data};
+  const size_t all = (size_t)((char *)acts->layers[L].x.data - lent.block);
+  int count = 0;
+  for (int i = 0; i < params_count(c); i++) {
+    ParamTensor *t = &tensors[i];
+    const size_t bytes = (size_t)(t->rows * t->cols) * moment_bytes(spec);
+    Arena more = lent;
+    moment_t *const m = arena_take(&more, bytes), *const v = t->v ? arena_take(&more, bytes) : NULL;
+    if (t->offloaded < OFFLOAD_MOMENTS || more.used > all) continue;
+    lent = more;
+    t->m_near = m;
+    t->v_near = v;
+    list[count++] = (Loan){t->m, m, bytes, layer_of(acts, L, (char *)m)};
+    if (v) list[count++] = (Loan){t->v, v, bytes, layer_of(acts, L, (char *)v)};
+  }
+  return count;
+}
+
 // ---- The memory plan
 
 // Bytes that an allocation uses beyond the bytes requested.

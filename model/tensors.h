@@ -162,5 +162,10 @@ ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *model, const S
 // acts->layers: [num_hidden_layers + 1], the caller's.
 size_t acts_layout(Acts *acts, const ModelConfig *model, const Spec *spec, char *block,
                    MemoryPlan *plan);
+// Which moments of the host's memory borrow activations' for the update (kernels/services.h: Loan),
+// for a model that was laid out: sets m_near and v_near, and fills list [2 params_count]. Returns
+// how many there are.
+int loans_layout(ParamTensor *tensors, const Acts *acts, const ModelConfig *model, const Spec *spec,
+                 Loan *list);
 // A generator with `context` positions on the backend of a run.
 Spec sampler_spec(const Spec *run, int64_t context);

@@ -117,7 +117,8 @@ $(EMULATED_KERNELS): %: %.o $(EMULATED_CU:=.o) build/release/tests.a \
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 
 # test_NAME is of kernels/cuda/NAME.c. Of CUDA's functions those that the test defines go before.
-STUBBED_TESTS := $(addprefix build/release/tests/emulated/test_,gpu attention attention_plan table)
+STUBBED_TESTS := gpu attention attention_plan loans table
+STUBBED_TESTS := $(addprefix build/release/tests/emulated/test_,$(STUBBED_TESTS))
 $(STUBBED_TESTS:=.o): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 $(STUBBED_TESTS): build/release/tests/emulated/test_%: build/release/tests/emulated/test_%.o \
   build/release/kernels/cuda/%.o build/release/kernels/cuda/cublaslt.o build/release/tests.a

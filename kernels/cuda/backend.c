@@ -60,6 +60,7 @@ static void set_services(Cuda *c) {
   cuda_set_step(c);
   cuda_set_update(c);
   cuda_set_snapshot(c);
+  cuda_set_loans(c);
   cuda_set_bench(c);
   be->services.set_documents = cuda_set_documents;
   be->services.profile = op_profile;
@@ -114,6 +115,7 @@ void cuda_destroy(Backend *be) {
   Cuda *c = cuda_of(be);
   if (c->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
   cuda_snapshot_close(c);
+  cuda_loans_close(c);
   cuda_bench_close(c);
   cuda_attention_close(c);
   cuda_table_free(c);

@@ -16,11 +16,13 @@ extern "C" {
 enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
 
-// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c, bench.c.
+// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c, loans.c,
+// bench.c.
 typedef struct Memory Memory;
 typedef struct Steps Steps;
 typedef struct Attention Attention;
 typedef struct Snapshot Snapshot;
+typedef struct Loans Loans;
 typedef struct Bench Bench;
 
 typedef struct Cuda {
@@ -33,6 +35,7 @@ typedef struct Cuda {
   Steps *steps;
   Attention *attention;
   Snapshot *snapshot;       // NULL where the state is never copied during a step
+  Loans *loans;             // NULL where nothing is lent
   Bench *bench;             // NULL outside of one
   bool documents_are_usual; // the documents set take as many attention calls as a usual batch
   float *rope;              // [max_positions, d/2, 2] cosine and sine
@@ -89,6 +92,13 @@ void cuda_give_back(Cuda *c, void *memory); // NULL is fine
 // ---- snapshot.c: the functions of kernels/services.h
 void cuda_set_snapshot(Cuda *c);
 void cuda_snapshot_close(Cuda *c); // waits for a running snapshot
+
+// ---- loans.c: the functions of kernels/services.h
+void cuda_set_loans(Cuda *c);
+void cuda_loans_close(Cuda *c);  // waits until everything has returned
+void cuda_loans_fetch(Cuda *c);  // once in a step; operations that follow find all of it near
+void cuda_loans_return(Cuda *c); // after the update, if it was fetched
+void cuda_loans_settle(Cuda *c); // operations that follow find all of it at home
 
 // ---- attention.c
 int cuda_attention_open(Cuda *c, Error *err);

@@ -81,6 +81,7 @@ static size_t op_memory_taken(Backend *be) {
 }
 
 static void op_release(Backend *be, void *memory) {
+  cuda_loans_settle(cuda_of(be));
   CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
   cuda_replay_close(cuda_of(be));
   CUDA_CHECK(cudaFree(memory));
@@ -92,12 +93,14 @@ static void *op_alloc_host(Backend *be, size_t bytes) {
 }
 
 static void op_release_host(Backend *be, void *memory) {
+  cuda_loans_close(cuda_of(be));
   CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
   cuda_replay_close(cuda_of(be));
   CUDA_CHECK(cudaFreeHost(memory));
 }
 
 static void op_zero(Backend *be, void *memory, size_t bytes) {
+  cuda_loans_settle(cuda_of(be));
   CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, cuda_of(be)->gpu.stream));
 }
 
@@ -124,6 +127,7 @@ static void op_write(Backend *be, void *to, const void *from_host, size_t bytes)
 
 static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) {
   const cudaStream_t stream = cuda_of(be)->gpu.stream;
+  cuda_loans_settle(cuda_of(be));
   CUDA_CHECK(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDefault, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
@@ -187,6 +191,7 @@ static void op_read_master(Backend *be, float *to_host, const ParamTensor *t, in
 }
 
 static void op_write_moments(Backend *be, moment_t *to, const float *from_host, int64_t count) {
+  cuda_loans_settle(cuda_of(be));
   write_either(be, to, from_host, count, moment_bytes(&be->spec));
 }
 

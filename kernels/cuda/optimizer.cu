@@ -262,6 +262,7 @@ void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
   });
   norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, c->state);
   LAUNCHED();
+  cuda_loans_fetch(c);
 }
 
 // ---- FP8 copies of a weight: one pass over W [N, K] writes by_row [N, K], by_col [K, stride].

@@ -156,6 +156,7 @@ static int op_open(Backend *be, Error *err) {
 static void op_begin(Backend *be, const SnapshotPiece *list, int count) {
   Cuda *c = cuda_of(be);
   Snapshot *s = c->snapshot;
+  cuda_loans_settle(c);
   CUDA_CHECK(cudaEventRecord(s->before, c->gpu.stream));
   for (int i = 0; i < s->thread_count; i++)
     CUDA_CHECK(cudaStreamWaitEvent(s->threads[i].stream, s->before, 0));

@@ -63,13 +63,14 @@ static void op_set_hyper(Backend *be, const AdamW *hyper) {
 }
 
 static void op_step_end(Backend *be) {
-  const Cuda *c = cuda_of(be);
+  Cuda *c = cuda_of(be);
   Steps *s = c->steps;
   assert(s->published - s->taken < MAX_RESULTS);
   const int slot = (int)(s->published++ % MAX_RESULTS);
   CUDA_CHECK(cudaMemcpyAsync(&s->results[slot], c->state, sizeof *c->state, cudaMemcpyDeviceToHost,
                              c->gpu.stream));
   CUDA_CHECK(cudaEventRecord(s->ready[slot], c->gpu.stream));
+  cuda_loans_return(c); // the engine that copies to the host is free for the result before
 }
 
 static StepResult op_step_result(Backend *be) {
@@ -97,16 +98,19 @@ static void op_set_updates(Backend *be, int64_t updates) {
 
 // An observed step is always launched. In a run with documents the recorded launches are for the
 // usual number of documents. A batch with more documents, or with whole windows (of a split whose
-// ends are not known), needs others.
-static bool differs_from_recorded(const Cuda *c) {
-  return c->base.calibrating || c->base.observed || !c->documents_are_usual;
+// ends are not known), needs others. Where moments are lent, the copies of the step wait for parts
+// of it, and a graph has no such inside; what a kernel computes there takes longer than a launch.
+static bool differs_from_recorded(const Cuda *c, ReplaySlot slot) {
+  const bool of_step = slot != REPLAY_LOSS && slot != REPLAY_TOKEN;
+  return c->base.calibrating || c->base.observed || !c->documents_are_usual ||
+         (of_step && c->loans);
 }
 
 // The first call only launches, since it makes the plans that were not made at the start.
 static bool op_replay_begin(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->steps->recordings[slot];
-  if (differs_from_recorded(c)) return true;
+  if (differs_from_recorded(c, slot)) return true;
   if (r->graph) {
     CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
     return false;
@@ -119,7 +123,7 @@ static bool op_replay_begin(Backend *be, ReplaySlot slot) {
 static void op_replay_end(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->steps->recordings[slot];
-  if (r->calls < 2 || differs_from_recorded(c)) return;
+  if (r->calls < 2 || differs_from_recorded(c, slot)) return;
   cudaGraph_t graph;
   CUDA_CHECK(cudaStreamEndCapture(c->gpu.stream, &graph));
   CUDA_CHECK(cudaGraphInstantiate(&r->graph, graph, 0));

@@ -145,8 +145,8 @@ static DeviceTensor describe_tensor(const ParamTensor *list, int count, int i, G
   DeviceTensor t = {.rows = p->rows,
                     .cols = p->cols,
                     .master = p->master,
-                    .m = p->m,
-                    .v = p->v,
+                    .m = p->m_near ? p->m_near : p->m,
+                    .v = p->v_near ? p->v_near : p->v,
                     .grad = p->grad,
                     .grad_folded = p->grad_folded,
                     .norm = norm ? (const float *)norm->master : NULL,
@@ -204,9 +204,9 @@ static void order_launch(const Share *shares, int count, LaunchBlock *order) {
   }
 }
 
-// Of a tensor with parts the update's kernels read no moments.
+// Of a tensor with parts the update's kernels read no moments, and those that are lent are near.
 static Share share_of_update(const DeviceTensor *t, const ParamTensor *p, int class) {
-  const Offload reads = p->part_count > 0 ? OFFLOAD_MASTERS : OFFLOAD_MOMENTS;
+  const Offload reads = p->part_count > 0 || p->m_near ? OFFLOAD_MASTERS : OFFLOAD_MOMENTS;
   return (Share){t->first_update, class_of(p) == class ? update_blocks(p) : 0,
                  p->offloaded >= reads};
 }
@@ -222,7 +222,8 @@ static Share share_of_gradients(const DeviceTensor *t, const ParamTensor *p, boo
 }
 
 static Share share_of_momentum(const DeviceTensor *t, const ParamTensor *p) {
-  return (Share){t->first_momentum, momentum_blocks(p), p->offloaded >= OFFLOAD_MOMENTS};
+  return (Share){t->first_momentum, momentum_blocks(p),
+                 p->offloaded >= OFFLOAD_MOMENTS && !p->m_near};
 }
 
 static void order_all(ParamTable *table, const ParamTensor *list, int count, const Spec *spec) {

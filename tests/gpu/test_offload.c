@@ -1,6 +1,6 @@
 // What backend.offload names lies in the host's memory, and a run has the same bits: in bf16 and in
-// FP8, with moments and masters of either type, by AdamW and Muon, one micro-batch or two, recorded
-// steps and launched ones.
+// FP8, with moments and masters of either type, by AdamW and Muon, one micro-batch or two, beside
+// recorded steps and launched ones.
 #include <cuda_runtime_api.h>
 
 #include "base/rng.h"
@@ -66,12 +66,16 @@ static bool on_host(const void *pointer) {
 
 static void check_places(const Llama *llama, Offload offload, bool one_layer) {
   const int end = param_index(&llama->config, PARAM_ATTN_NORM, 1);
+  int borrow = 0;
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     const bool of_first = i > 0 && i < end, of_layer = t != llama->embed && t != llama->lm_head,
                there = !t->vector && (of_first || !one_layer);
     assert_int_equal(on_host(t->m), there && offload >= OFFLOAD_MOMENTS);
     if (t->v) assert_int_equal(on_host(t->v), there && offload >= OFFLOAD_MOMENTS);
+    if (t->m_near) assert_true(!on_host(t->m_near) && there);
+    if (t->v_near) assert_false(on_host(t->v_near));
+    borrow += t->m_near != NULL;
     assert_int_equal(on_host(t->master), there && offload >= OFFLOAD_MASTERS);
     grad_t *const grads[] = {t->grad, t->grad_folded};
     for (int k = 0; k < 2; k++)
@@ -83,6 +87,7 @@ static void check_places(const Llama *llama, Offload offload, bool one_layer) {
     assert_true(!t->compute.data || !on_host(t->compute.data));
     assert_true(!t->folded.data || !on_host(t->folded.data));
   }
+  assert_int_equal(borrow > 0, offload >= OFFLOAD_MOMENTS);
 }
 
 static size_t part_bytes(const Llama *llama, const ParamTensor *t, int part) {

@@ -431,6 +431,117 @@ TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
   }
 }
 
+// ---- Loans
+
+// A model on blocks that are only counted: nothing is read or written.
+typedef struct Addresses {
+  Planned p;
+  ParamTensor *list;
+  Acts acts;
+  Loan *loans;
+  int count;
+} Addresses;
+
+static char *address(int gigabytes) {
+  return (char *)((uintptr_t)gigabytes << 30);
+}
+
+static Addresses addresses_of(const char *path, int count, char *const *overrides) {
+  Addresses a = {.p = plan_of(path, count, overrides)};
+  const ModelConfig *model = &a.p.config.model;
+  const int params = params_count(model);
+  a.list = held(xcalloc((size_t)params, sizeof *a.list));
+  a.acts.layers = held(xcalloc((size_t)a.p.spec.L + 1, sizeof *a.acts.layers));
+  a.loans = held(xcalloc(2 * (size_t)params, sizeof *a.loans));
+  params_layout(a.list, model, &a.p.spec, (ParamBlocks){address(1), address(200), address(400)},
+                NULL);
+  acts_layout(&a.acts, model, &a.p.spec, address(600), NULL);
+  a.count = loans_layout(a.list, &a.acts, model, &a.p.spec, a.loans);
+  return a;
+}
+
+// Each loan follows the one before, and `layer` is the first whose memory it has.
+static void check_list(const Addresses *a) {
+  const char *free_from = (char *)a->acts.layers[1].x.data;
+  for (int i = 0; i < a->count; i++) {
+    const Loan *l = &a->loans[i];
+    assert_in_range(l->layer, 1, a->p.spec.L - 1);
+    assert_true((char *)l->near >= free_from);
+    assert_true((char *)l->near >= (char *)a->acts.layers[l->layer].x.data);
+    assert_true((char *)l->near < (char *)a->acts.layers[l->layer + 1].x.data);
+    free_from = (char *)l->near + l->bytes;
+  }
+  assert_true(free_from <= (char *)a->acts.layers[a->p.spec.L].x.data);
+}
+
+// What all layers share, or a step has once, lends nothing.
+static void check_shared(const Addresses *a) {
+  const LayerActs *last = &a->acts.layers[a->p.spec.L - 1], *head = last + 1;
+  const void *shared[] = {
+      last->dx.data,   last->da,       last->dqkv,      head->x.data,           head->dx.data,
+      a->acts.logits,  a->acts.s.data, a->acts.tokens,  a->acts.dlogits.by_row, last->dx.by_row,
+      last->dx.by_col, last->y.by_row, last->dz.by_col, a->acts.targets,        head->x_sumsq.data};
+  for (int i = 0; i < a->count; i++)
+    for (size_t k = 0; k < sizeof shared / sizeof *shared; k++) {
+      const char *at = shared[k], *near = a->loans[i].near;
+      assert_false(at && at >= near && at < near + a->loans[i].bytes);
+    }
+}
+
+// Both moments of a tensor, or none; those that are not on the host borrow nothing.
+static void check_borrowers(const Addresses *a) {
+  int next = 0;
+  for (int i = 0; i < params_count(&a->p.config.model); i++) {
+    const ParamTensor *t = &a->list[i];
+    assert_int_equal(t->v_near != NULL, t->m_near && t->v);
+    if (!t->m_near) continue;
+    const size_t bytes = (size_t)(t->rows * t->cols) * moment_bytes(&a->p.spec);
+    const Loan *m = &a->loans[next++], *v = t->v ? &a->loans[next++] : NULL;
+    assert_true(t->offloaded >= OFFLOAD_MOMENTS);
+    assert_true(m->home == t->m && m->near == t->m_near && m->bytes == bytes);
+    assert_true(!v || (v->home == t->v && v->near == t->v_near && v->bytes == bytes));
+  }
+  assert_int_equal(next, a->count);
+}
+
+static Addresses check_loans(const char *path, int count, char *const *overrides) {
+  const Addresses a = addresses_of(path, count, overrides);
+  check_list(&a);
+  check_shared(&a);
+  check_borrowers(&a);
+  return a;
+}
+
+TEST(moments_on_the_host_borrow_the_memory_of_activations) {
+  static char *const kinds[] = {"optimizer.kind=adamw", "optimizer.kind=muon"},
+                     *const precisions[] = {"backend.precision=bf16", "backend.precision=fp8"},
+                     *const recomputes[] = {"train.recompute=none", "train.recompute=mlp",
+                                            "train.recompute=layer"};
+  for (int i = 0; i < 12; i++) {
+    char *overrides[] = {kinds[i & 1], precisions[i >> 1 & 1], recomputes[i >> 2],
+                         "backend.offload=gradients", "backend.masters=bf16"};
+    assert_true(check_loans("configs/llama-110m.json", 5, overrides).count > 0);
+  }
+}
+
+TEST(a_model_of_8b_lends_what_returns_during_a_forward) {
+  char *overrides[] = {"train.batch_size=4", "train.sequence_length=1024",
+                       "backend.offload_layers=10"};
+  const Addresses a = check_loans("configs/llama-3.1-8b-80gb.json", 3, overrides);
+  size_t bytes = 0;
+  for (int i = 0; i < a.count; i++) bytes += a.loans[i].bytes;
+  print_message("# %d moments, %.2f GB, of %.2f GB\n", a.count, (double)bytes * 1e-9,
+                (double)a.p.plan.host_bytes * 1e-9);
+  assert_in_range(bytes, 5400000000, 5550000000); // 11 layers keep 0.504 GB each
+}
+
+TEST(without_offloading_and_in_one_layer_nothing_is_lent) {
+  char *none[] = {"backend.offload=none"};
+  assert_int_equal(check_loans("configs/llama-110m.json", 1, none).count, 0);
+  char *one[] = {"backend.offload=moments", "model.num_hidden_layers=1"};
+  assert_int_equal(check_loans("configs/llama-110m.json", 2, one).count, 0);
+}
+
 // ---- Sentences
 
 typedef struct Room {
