@@ -134,7 +134,7 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
   static const char seconds[] = "RECIPE.md: what is worth its seconds";
   const bool muon = takes_muon(f, m->hidden_size), linear = share >= USUAL, wsd = muon && !linear;
   const double rate = muon ? 2e-3 : fmin(0.768 / (double)m->hidden_size, 2e-3);
-  if (muon) choose(f, "RECIPE.md: Muon on a GPU", "optimizer.kind=muon");
+  if (muon) choose(f, seconds, "optimizer.kind=muon");
   choose(f, muon ? "measured with Muon" : "1e-3 x 768 / width, at most 2e-3",
          "optimizer.learning_rate=%.2g", rate);
   if (linear) choose(f, "from 20 tokens a parameter on", "optimizer.schedule=linear");
