@@ -30,7 +30,7 @@ static const char usage[] =
     "DIR is a run's folder, one of its checkpoints, or a Hugging Face LLaMA folder.\n"
     "Options of --generate:\n"
     "  --tokens N (400)  --temperature X (0.8; 0 = likeliest)  --top-k N (0 = all)\n"
-    "  --top-p X (1)  --seed N (1337)\n"
+    "  --top-p X (1)  --seed N (1337)  --weights bf16|fp8 (bf16; fp8: faster, less exact)\n"
     "  BOS comes first; special tokens in the prompt, such as <|eot_id|>, are taken as such. It\n"
     "  ends at eos_token_id. After max_position_embeddings tokens the model sees only the newer\n"
     "  half of them. Without a tokenizer.json, prompt and text are token ids.\n"

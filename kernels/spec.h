@@ -36,6 +36,7 @@ typedef struct Spec {
   // ---- Formats. Their bytes are below.
   size_t real_bytes;           // CPU: of every number; 0: the formats of a GPU
   bool fp8;                    // products multiply in FP8
+  bool fp8_weights;            // forward only: weights are e4m3, and products multiply in bf16
   const ScalingKind *scalings; // [scaling_count], 0 without fp8. Read while the backend is created.
   int scaling_count;
   int weight_scalings; // the first so many are the parameters', in their list's order
@@ -71,6 +72,10 @@ typedef struct Spec {
   size_t memory_bytes; // free on the device
   size_t host_bytes;   // free on the host, for what is offloaded
 } Spec;
+
+static inline bool has_fp8_weights(const Spec *s) {
+  return s->fp8 || s->fp8_weights;
+}
 
 static inline bool runs_on_gpu(const Spec *s) {
   return s->real_bytes == 0;

@@ -581,17 +581,19 @@ static Offload offloaded_of(const Layout *l, const ParamTensor *t, int index) {
 static Operand take_weight(Layout *l, const StateRow *r, const ParamTensor *t, int index) {
   const Spec *spec = l->spec;
   const bool folded = r->kind == FOLDED_COPY, looked_up = !folded && index < BEFORE_LAYERS,
-             fp8 = l->spec->fp8 && !looked_up,
+             fp8 = has_fp8_weights(spec) && !looked_up,
              shared = computes_with_masters(spec) && t->offloaded < OFFLOAD_MASTERS &&
                       master_bytes(spec, t) == act_bytes(spec);
-  const char *shape = !shared ? "all matrices" : l->spec->fp8 ? "FP8 copies" : "folded matrices";
+  const char *shape = !shared                 ? "all matrices"
+                      : has_fp8_weights(spec) ? "FP8 copies"
+                                              : "folded matrices";
   const size_t each = fp8 ? fp8_bytes(spec) : act_bytes(spec);
   if (shared && !folded && !fp8) return operand_of((act_t *)t->master);
   if (!fp8) return operand_of(take(l, r->name, shape, t->rows * t->cols, each));
   Operand w = {.stride = fp8_padded(t->rows), .scaling = index, .fp8 = true};
   w.by_row =
       take(l, r->name, shape, w.stride * t->cols, each); // products take whole groups of rows
-  w.by_col = take(l, r->name, shape, t->cols * w.stride, each);
+  if (spec->fp8) w.by_col = take(l, r->name, shape, t->cols * w.stride, each);
   return w;
 }
 

@@ -93,7 +93,7 @@ void cpu_requantize(Backend *be, int64_t M, int64_t N, Operand x) {
 void scalings_open(Cpu *cpu) {
   const Spec *c = &cpu->base.spec;
   cpu->scalings = xcalloc((size_t)c->scaling_count, sizeof *cpu->scalings);
-  cpu->base.calibrating = c->scaling_count > 0;
+  cpu->base.calibrating = c->scaling_count > 0 && !c->fp8_weights;
   for (int i = 0; i < c->scaling_count; i++) {
     cpu->scalings[i].kind = c->scalings[i];
     cpu->scalings[i].state.scale = c->scalings[i].fixed;

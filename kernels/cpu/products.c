@@ -61,6 +61,11 @@ static void product(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t
   const int64_t A_cols = form == GEMM_TN ? M : K, B_cols = form == GEMM_NT ? K : N;
   const int64_t lda = A.row_stride ? A.row_stride : A_cols,
                 ldb = B.row_stride ? B.row_stride : B_cols;
+  if (!A.by_row && !B.data) {
+    const real inverse = 1 / (real)cpu->scalings[B.scaling].state.scale;
+    gemm_strided(form, M, N, K, inverse, reals(A.data), lda, reals(B.by_row), ldb, add, C, ldc);
+    return;
+  }
   if (!A.by_row || !B.by_row) {
     if (!cpu->products || M == 1 ||
         bf16_product(cpu->products, form, M, N, K, (float *)A.data, lda, (float *)B.data, ldb, add,

@@ -5,6 +5,7 @@
 
 #include "base/os.h"
 #include "base/memory.h"
+#include "base/minmax.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gpu.h"
@@ -40,7 +41,12 @@ static int make_workspace(Cuda *c, Error *err) {
       !(c->decode_parts = cuda_take(c, parts, err)) ||
       !(c->decode_done = cuda_take(c, (size_t)o->H * sizeof *c->decode_done, err)))
     return -1;
-  return c->base.spec.train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
+  const int64_t rows[] = {packed_width(o) * o->D, o->D * query_width(o), 2 * o->F * o->D};
+  int64_t most = 0;
+  for (int i = 0; i < 3; i++) most = max_i64(most, rows[i]);
+  if (o->fp8_weights && !(c->widened = cuda_take(c, (size_t)most * sizeof(bf16_bits), err)))
+    return -1;
+  return o->train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
 }
 
 // The algorithms of the run's GEMMs are chosen before it starts.
@@ -73,20 +79,20 @@ static ScalingKind *copy_of_scalings(const Spec *spec) {
 
 static int check_precision(const Cuda *c, Error *err) {
   const Gpu *gpu = &c->gpu;
-  if (!c->base.spec.fp8) return 0;
+  const char *instead = c->base.spec.fp8_weights ? "--weights bf16" : "backend.precision=bf16";
+  if (!has_fp8_weights(&c->base.spec)) return 0;
   if (!gpu_has_fp8(gpu))
     return error_set(
         err,
         "FP8 needs compute capability 8.9 or later (RTX 40, H100 and newer), and the GPU "
-        "(%s) has %d.%d; take backend.precision=bf16",
-        gpu->name, gpu->major, gpu->minor);
+        "(%s) has %d.%d; take %s",
+        gpu->name, gpu->major, gpu->minor, instead);
   if (gpu->compiled_for >= 89) return 0;
   return error_set(err,
                    "FP8 needs kernels compiled for 8.9 or later, and what this program has for the "
-                   "GPU (%s) is for %d.%d: run make all CUDA_ARCHS=%d%d, or take "
-                   "backend.precision=bf16",
+                   "GPU (%s) is for %d.%d: run make all CUDA_ARCHS=%d%d, or take %s",
                    gpu->name, gpu->compiled_for / 10, gpu->compiled_for % 10, gpu->major,
-                   gpu->minor);
+                   gpu->minor, instead);
 }
 
 int cuda_open(Cuda *c, const Spec *spec, const Gpu *gpu, Error *err) {

@@ -42,6 +42,7 @@ typedef struct Cuda {
   float *row_loss;          // [max_tokens]
   float *decode_parts;      // [DECODE_SPLITS, H, d + 2] of generation's attention
   unsigned *decode_done;    // [H] 0 between calls of it
+  act_t *widened;           // with Spec.fp8_weights: room for any weight that rows are multiplied by
   void *embed_scratch;      // of the embedding's backward
   StepState *state;         // on the device
   Scaling *scalings;        // [scaling_count], on the device
@@ -160,6 +161,8 @@ RowLogitsOp cuda_row_logits;
 // some, and a in bf16.   a [K], W [N, K], add [N] in; out [N] out
 void cuda_gemv(Cuda *c, int64_t N, int64_t K, const act_t *a, Operand W, const act_t *add,
                act_t *out);
+// The values of e4m3 copies W [N, K] in bf16, which has them: in c->widened, until the next call.
+Operand cuda_widened(Cuda *c, int64_t N, int64_t K, Operand W);
 // GateUpOp of one row; z stays the plain product.
 void cuda_gate_up_row(Cuda *c, const act_t *x, Operand W, act_t *z, act_t *y);
 AttentionDecodeOp cuda_attention_decode;

@@ -256,6 +256,31 @@ void cuda_row_logits(Backend *be, Operand x, RowStat, Operand W, act_t *logits) 
   gemv<true>(c, s->V, s->D, x.data, W, Plain{s->V, nullptr, bits(logits)});
 }
 
+// ---- e4m3 weights for the rows of a prompt, whose products multiply in bf16. Launch: a thread for
+// 16 values.
+
+static __global__ void widen_kernel(int64_t count, const uint4 *W, const Scaling *scaling,
+                                    uint4 *to) {
+  const int64_t i = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+  if (i >= count) return;
+  const Pack<16> p = E4m3::values(W[i]);
+  Pack<8> ordered[2];
+#pragma unroll
+  for (int e = 0; e < 16; e++)
+    ordered[E4m3::column(e) / 8].v[E4m3::column(e) % 8] = p.v[e] * scaling->inverse;
+  to[2 * i] = narrow(ordered[0]);
+  to[2 * i + 1] = narrow(ordered[1]);
+}
+
+Operand cuda_widened(Cuda *c, int64_t N, int64_t K, Operand W) {
+  const int64_t count = N * K / E4m3::WIDTH;
+  widen_kernel<<<blocks_for(count, ROW_THREADS), ROW_THREADS, 0, c->gpu.stream>>>(
+      count, reinterpret_cast<const uint4 *>(W.by_row), c->scalings + W.scaling,
+      reinterpret_cast<uint4 *>(c->widened));
+  LAUNCHED();
+  return operand_of(c->widened);
+}
+
 // ---- Attention of generation: the queries of one sequence's last rows attend to the whole cache.
 // softmax(q k^T / sqrt(d)) v, causal, grouped queries; the softmax is computed online, in fp32.
 // Launch: a block has one row and up to HEADS query heads of a key/value head, and reads one of

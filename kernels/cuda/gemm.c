@@ -466,6 +466,7 @@ int cuda_problems_of(const Cuda *c, Operation operation, GemmProblem problems[MO
 static void multiply_operands(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add,
                               void *out) {
   p.add = add != NULL;
+  if (!A.by_row && !B.data) B = cuda_widened(c, p.N, p.K, B);
   if (!A.by_row || !B.by_row) {
     p.accurate = false;
     p.lda = A.row_stride;

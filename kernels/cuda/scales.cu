@@ -136,7 +136,7 @@ static void op_scalings_write(Backend *be, const ScalingState *from_host) {
 int cuda_scalings_open(Cuda *c, Error *err) {
   Backend *be = &c->base;
   const int count = c->base.spec.scaling_count;
-  be->calibrating = count > 0;
+  be->calibrating = count > 0 && !c->base.spec.fp8_weights;
   be->services.scalings_discard = op_discard;
   be->services.scalings_read = op_scalings_read;
   be->services.scalings_write = op_scalings_write;

@@ -53,7 +53,7 @@ static bool auto_fuses(const Spec *spec, const Gpu *gpu) {
 Backend *backend_open(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
   Spec scaled = *spec;
   if (h->gpu && auto_fuses(spec, &h->card)) check_remembered(&scaled, &c->model, &h->card);
-  if (spec->fp8) scalings_declare(&c->model, &scaled);
+  if (has_fp8_weights(spec)) scalings_declare(&c->model, &scaled);
   Backend *be = h->gpu ? backend_gpu_create(&scaled, &h->card, err) : backend_cpu_create(&scaled);
   free((void *)scaled.scalings);
   if (!be || h->why_no_gpu.text[0] == '\0') return be;

@@ -1,6 +1,7 @@
 // Times generation: tokens a second of configs' models with random weights, whole tokens as
 // --generate makes them (layers, logits to the host, the choice), but for the text.
 //   usage: bench_generate CONFIG.json ... [section.key=value ...]
+// With backend.precision=fp8 weights are e4m3, as with --weights fp8.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,9 @@ static void measure_model(const char *path, int values, char **value) {
   Config config;
   must(config_load(&config, path, values, value, &err), &err);
   Hardware hardware;
-  const Spec asked = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = CONTEXT};
+  const bool fp8 = config.backend.precision == PRECISION_FP8;
+  const Spec asked = {
+      .batch = 1, .seq = 64, .loss_chunks = 1, .context = CONTEXT, .fp8_weights = fp8};
   must(hardware_find(&hardware, &config, &err), &err);
   const Spec spec = spec_resolve(&config, asked, &hardware);
   Backend *be = backend_open(&config, &spec, &hardware, &err);
@@ -53,8 +56,8 @@ static void measure_model(const char *path, int values, char **value) {
   llama_init_weights(&llama, 1);
   Generator *g = generator_create(&llama, CONTEXT, &err);
   must(g ? 0 : -1, &err);
-  printf("%s, %s, positions %d to %d; blocks of %d tokens\n", path, be->name, PROMPT + BLOCK,
-         CONTEXT, BLOCK);
+  printf("%s, %s, %s weights, positions %d to %d; blocks of %d tokens\n", path, be->name,
+         precision_name(config.backend.precision), PROMPT + BLOCK, CONTEXT, BLOCK);
   const int64_t V = config.model.vocab_size;
   measure(g, "greedy", (SampleOptions){.top_p = 1}, V);
   measure(g, "temperature 0.8", (SampleOptions){.temperature = 0.8, .top_p = 1}, V);

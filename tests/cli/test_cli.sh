@@ -214,6 +214,7 @@ refuses a_temperature_below_0_is_refused '--temperature needs a number from 0' -
 refuses a_temperature_that_is_no_number_is_refused "not 'warm'" --generate "$folder/run" --temperature warm
 refuses a_temperature_of_nan_is_refused "not 'nan'" --generate "$folder/run" --temperature nan
 refuses a_top_p_above_1_is_refused '--top-p needs' --generate "$folder/run" --top-p 1.5
+refuses weights_of_another_format_are_refused "--weights needs bf16 or fp8, not 'int4'" --generate "$folder/run" --weights int4
 refuses an_option_without_its_value_is_refused '--tokens needs' --generate "$folder/run" --tokens
 says a_prompt_is_gone_on_from 'line 1' --generate "$folder/run" --prompt 'line 1' --tokens 10
 says an_empty_prompt_starts_a_document '' --generate "$folder/run" --prompt '' --tokens 10

@@ -31,6 +31,11 @@ check standard_input_is_a_prompt 'its text differs' test "$with" = \
 said=$(generate tests/fixtures/gqa_untied --prompt '3 4 5' --tokens 9)
 check without_a_tokenizer_ids_are_taken_and_written "it said '$said'" \
   grep -qE '^3 4 5( [0-9]+){1,9}$' <<<"$said"
+weighs() { generate "$run" --prompt 'line 7' --tokens 200 --weights "$1" | od -c; }
+check fp8_weights_write_another_text 'it is the same' test "$(weighs fp8)" != "$(weighs bf16)"
+check fp8_weights_write_the_same_text_again 'it differs' test "$(weighs fp8)" = "$(weighs fp8)"
+refuses fp8_weights_come_in_16s 'this model has 32, 24 and 32' \
+  --generate tests/fixtures/gqa_untied --prompt '3 4' --weights fp8
 refuses without_a_tokenizer_text_is_refused "'Once' is none" --generate tests/fixtures/gqa_untied \
   --prompt 'Once'
 refuses an_id_beyond_the_vocabulary_is_refused 'vocab_size of 40' \

@@ -266,7 +266,27 @@ TEST(products_of_one_row_end_in_what_surrounds_them) {
   }
 }
 
-// As a training run in FP8 writes its samples: there weights have no other form.
+// As a prompt's rows meet e4m3 weights.
+static void check_widened(int64_t N, int64_t K) {
+  Product p = product_of(N, K);
+  Cuda *c = cuda_new(spec_of_product(K, 8, heads[0], N));
+  const Operand W = weight_of(c, &p, true);
+  const Values wide = poison((N + FENCE) * K);
+  c->widened = (act_t *)wide.gpu;
+  assert_ptr_equal(cuda_widened(c, N, K, W).data, wide.gpu);
+  for (int64_t i = 0; i < (N + FENCE) * K; i++)
+    assert_int_equal(wide.gpu[i], i < N * K ? to_bf16(p.W.cpu[i]) : UNWRITTEN);
+  release_held();
+}
+
+TEST(e4m3_weights_are_widened_exactly) {
+  check_widened(1, 16);
+  check_widened(37, 48);
+  check_widened(9, 2064);
+}
+
+// As generation with e4m3 weights, and a training run in FP8 for its samples, has them: weights
+// have no other form.
 TEST(products_of_one_row_read_e4m3_weights) {
   static const int64_t widths[] = {48, 2064, 8192, 20000};
   for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {

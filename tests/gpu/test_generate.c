@@ -3,12 +3,13 @@
 #include "tests/gpu/gpu_test.h"
 
 #include "model/generate.h"
+#include "tests/gpu/fp8_here.h"
 #include "tests/support/bf16_twin.h"
 #include "tests/support/shapes.h"
 
 enum { PROMPT = 100, WRITTEN = 60, TEXT = PROMPT + WRITTEN, SHORT_CONTEXT = 120 };
 
-static const ModelConfig model = {MODEL_SHAPE(256, 648, 3, 6, 2, 64, 1003, 256),
+static const ModelConfig model = {MODEL_SHAPE(256, 656, 3, 6, 2, 64, 1003, 256),
                                   .initializer_range = 0.08};
 
 static void open_model(Llama *llama, Backend *be) {
@@ -23,15 +24,20 @@ static void fill_prompt(int32_t *text) {
 }
 
 // Writes text[PROMPT ..) greedily, twice: the second time from what the first has recorded.
-static void write_text(const KernelMode *mode, bool graphs, int64_t context, int32_t *text) {
+static void write_text(const KernelMode *mode, bool fp8, bool graphs, int64_t context,
+                       int32_t *text) {
   const Spec asked = {.batch = 1,
                       .seq = 64,
                       .loss_chunks = 1,
                       .context = context,
                       .kernels = mode->kernels,
                       .mainloop = mode->mainloop,
-                      .graphs = graphs};
-  Backend *be = gpu_backend(model_spec(&model, asked));
+                      .graphs = graphs,
+                      .fp8_weights = fp8};
+  Spec spec = model_spec(&model, asked);
+  if (fp8) scalings_declare(&model, &spec);
+  Backend *be = gpu_backend(spec);
+  free((void *)spec.scalings);
   Llama llama;
   Error err;
   open_model(&llama, be);
@@ -54,10 +60,12 @@ static void write_text(const KernelMode *mode, bool graphs, int64_t context, int
 }
 
 // Of the whole text [TEXT, V], in fresh memory.
-static float *cpu_logits(int32_t *text, bool rounded_to_bf16) {
-  const Spec spec =
-      model_spec(&model, (Spec){.batch = 1, .seq = TEXT, .loss_chunks = 1, .train = true});
+static float *cpu_logits(int32_t *text, bool fp8, bool rounded_to_bf16) {
+  Spec spec =
+      model_spec(&model, (Spec){.batch = 1, .seq = TEXT, .loss_chunks = 1, .fp8_weights = fp8});
+  if (fp8) scalings_declare(&model, &spec);
   Backend *be = backend_cpu_create(&spec);
+  free((void *)spec.scalings);
   if (rounded_to_bf16) bf16_twin(be, false);
   Llama llama;
   open_model(&llama, be);
@@ -75,9 +83,9 @@ static float *cpu_logits(int32_t *text, bool rounded_to_bf16) {
 }
 
 // How far what was written is from the likeliest, at most; and the same for the twin's rounding.
-static void check_written(const char *name, int32_t *text) {
+static void check_written(const char *name, bool fp8, int32_t *text) {
   const int64_t V = model.vocab_size;
-  float *exact = cpu_logits(text, false), *twin = cpu_logits(text, true);
+  float *exact = cpu_logits(text, fp8, false), *twin = cpu_logits(text, fp8, true);
   double shortfall = 0, error = 0;
   int likeliest = 0;
   for (int64_t i = PROMPT; i < TEXT; i++) {
@@ -101,27 +109,29 @@ static void check_written(const char *name, int32_t *text) {
   free(twin);
 }
 
-static void check_backend(void **state) {
-  const KernelMode *mode = *state;
+static void check_backend(const KernelMode *mode, bool fp8) {
   int32_t text[TEXT], launched[TEXT], past_context[TEXT], past_launched[TEXT];
-  write_text(mode, true, model.max_position_embeddings, text);
-  write_text(mode, false, model.max_position_embeddings, launched);
+  write_text(mode, fp8, true, model.max_position_embeddings, text);
+  write_text(mode, fp8, false, model.max_position_embeddings, launched);
   assert_memory_equal(text, launched, sizeof text);
-  check_written(mode->name, text);
-  write_text(mode, true, SHORT_CONTEXT, past_context); // the cache's newer half is fed again
-  write_text(mode, false, SHORT_CONTEXT, past_launched);
+  check_written(mode->name, fp8, text);
+  write_text(mode, fp8, true, SHORT_CONTEXT, past_context); // the cache's newer half is fed again
+  write_text(mode, fp8, false, SHORT_CONTEXT, past_launched);
   assert_memory_equal(past_context, past_launched, sizeof past_context);
   assert_memory_equal(past_context, text, SHORT_CONTEXT * sizeof *text);
   assert_memory_not_equal(past_context, text, sizeof text);
 }
 
-int main(void) {
-  static const char *const names[KERNEL_MODES] = {"unfused_writes_what_the_cpu_finds_likeliest",
-                                                  "fused_writes_what_the_cpu_finds_likeliest",
-                                                  "mma_sync_writes_what_the_cpu_finds_likeliest"};
-  struct CMUnitTest tests[KERNEL_MODES];
-  for (int i = 0; i < KERNEL_MODES; i++)
-    tests[i] = (struct CMUnitTest){names[i], check_backend, NULL, NULL,
-                                   (void *)(uintptr_t)&kernel_modes[i]};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(unfused_writes_what_the_cpu_finds_likeliest) {
+  check_backend(&kernel_modes[0], false);
+}
+TEST(fused_writes_what_the_cpu_finds_likeliest) {
+  check_backend(&kernel_modes[1], false);
+}
+TEST(mma_sync_writes_what_the_cpu_finds_likeliest) {
+  check_backend(&kernel_modes[2], false);
+}
+TEST(with_e4m3_weights_it_writes_what_the_cpu_finds_likeliest) {
+  if (!fp8_here()) skip();
+  check_backend(&(KernelMode){"e4m3 weights", KERNELS_UNFUSED, MAINLOOP_AUTO}, true);
 }

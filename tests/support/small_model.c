@@ -41,7 +41,10 @@ static void close_llama(void *llama) {
 
 Llama *cpu_llama(const ModelConfig *model, Spec asked) {
   Error err;
-  Backend *be = cpu_backend(model_spec(model, asked));
+  Spec spec = model_spec(model, asked);
+  if (has_fp8_weights(&spec)) scalings_declare(model, &spec);
+  Backend *be = cpu_backend(spec);
+  free((void *)spec.scalings);
   Llama *llama = hold(xcalloc(1, sizeof *llama), close_llama);
   must(llama_create(llama, model, be, &err), &err);
   return llama;

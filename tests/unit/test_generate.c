@@ -5,6 +5,8 @@
 #include "model/generate.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/safe_values.h"
+#include "tests/support/shapes.h"
+#include "tests/support/small_model.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -107,6 +109,47 @@ TEST(greedy_tokens_are_those_of_transformers) {
     generator_destroy(g);
     rig_close(&rig);
   }
+}
+
+// Of e4m3 weights, and of a model whose weights have the copies' values.
+TEST(e4m3_weights_write_what_their_values_write) {
+  static const ModelConfig model = {MODEL_SHAPE(32, 48, 2, 4, 2, 8, 40, 64),
+                                    .initializer_range = 0.3};
+  enum { WRITTEN = 60 };
+  const int32_t prompt[] = {3, 1, 4, 1, 5};
+  const SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = WRITTEN};
+  const Spec asked = {.batch = 1, .seq = 4, .loss_chunks = 1, .context = 64, .threads = 1};
+  Spec with = asked;
+  with.fp8_weights = true;
+  Llama *copies = cpu_llama(&model, with), *values = cpu_llama(&model, asked),
+        *exact = cpu_llama(&model, asked);
+  llama_init_weights(copies, 2);
+  llama_init_weights(values, 2);
+  llama_init_weights(exact, 2);
+  ScalingState *scales = held(xcalloc((size_t)scaling_count(&model), sizeof *scales));
+  copies->be->services.scalings_read(copies->be, scales);
+  for (int i = 0; i < copies->param_count; i++) {
+    const ParamTensor *t = &copies->tensors[i];
+    const Operand *W = t->folded.fp8 ? &t->folded : &t->compute;
+    if (!W->fp8) continue;
+    assert_null(W->data);
+    assert_null(W->by_col);
+    const int64_t count = t->rows * t->cols;
+    float *of_copy = held(xmalloc((size_t)count * sizeof *of_copy));
+    copies->be->services.read_act(copies->be, of_copy, (act_t *)W->by_row, count);
+    for (int64_t k = 0; k < count; k++) of_copy[k] /= scales[W->scaling].scale;
+    values->be->services.write_master(values->be, &values->tensors[i], 0, of_copy, count);
+  }
+  values->be->services.refresh(values->be, values->tensors, values->param_count);
+  Llama *of[] = {copies, values, exact};
+  Written w[3] = {{.count = 0}};
+  for (int i = 0; i < 3; i++) {
+    Generator *g = generator_create(of[i], 64, &err);
+    assert_int_equal(generate(g, prompt, 5, &options, &w[i], &err), WRITTEN);
+    generator_destroy(g);
+  }
+  assert_memory_equal(w[0].ids, w[1].ids, sizeof w[0].ids);
+  assert_memory_not_equal(w[0].ids, w[2].ids, sizeof w[0].ids);
 }
 
 TEST(a_full_context_moves_on_from_its_newer_half) {
