@@ -84,7 +84,7 @@ gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
   $(foreach a,$(lastword $(filter-out %a %f,$1)),-gencode arch=compute_$a,code=compute_$a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -MMD -MP \
   -Xcompiler -Wall,-Wextra,-fPIC
-CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
+CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o %/choose.o,$@),-fmad=false) \
   $(call gencode,$(CUDA_ARCHS)) -c
 build/release/%.o: %.cu $$(call changed,CUDA); $(call compile,CUDA)
 

@@ -92,6 +92,16 @@ typedef struct RowScore {
   int32_t likeliest; // 1: no logit is larger, and no equal one has a smaller id; else 0
 } RowScore;
 
+// Generation's next token: how it is chosen, and what was fed for it (ChooseOp).
+typedef struct Draw {
+  float scale;            // 1 / temperature; 0: the likeliest token is chosen
+  double top_p;           // 1: all
+  int64_t top_k;          // 0: all
+  uint64_t seed;          // the uniform draw is rng_uniform(seed, index)
+  uint64_t index;         // of the token in the text
+  int32_t position, rows; // of the first row that is fed, and how many are
+} Draw;
+
 // Rows [first, first + rows) continue the rows [prefix, prefix + prefix_rows), which do not stand
 // right in front of them (AttentionBranchesOp).
 typedef struct Branch {

@@ -144,6 +144,11 @@ typedef struct Services {
   SnapshotBegin *snapshot_begin;
   SnapshotWait *snapshot_wait;
 
+  // ---- Generation. token_send follows the choice of token `index` and does not wait; of tokens with
+  // MAX_RESULTS indices at most one may be there untaken. token_take waits for it: -1 if there is none.
+  void (*token_send)(Backend *be, uint64_t index);
+  int32_t (*token_take)(Backend *be, uint64_t index);
+
   // ---- Replay and profiling
   // Enclose a part of a step that is the same at every call with this slot: the same operations
   // (from embed to adamw, and step_begin), pointers, shapes and flags.

@@ -2,7 +2,24 @@
 // cache.
 #pragma once
 #include "model/llama.h"
-#include "model/sample.h"
+
+enum { MAX_ENDS = 16 };
+
+typedef struct SampleOptions {
+  double temperature; // 0 = always the likeliest token
+  int64_t top_k;      // 0 = all
+  double top_p;       // 1 = all
+  uint64_t seed;
+  int64_t max_tokens;     // tokens to write
+  int32_t ends[MAX_ENDS]; // the tokens that end a text
+  int end_count;
+} SampleOptions;
+
+// Adds a token that ends a text; a negative id is ignored. At most MAX_ENDS.
+void sample_options_end(SampleOptions *options, int32_t id);
+// What a backend chooses tokens by, of the first. A temperature below 1 / FLT_MAX acts as 0: its
+// inverse is no float.
+Draw sample_draw(const SampleOptions *options);
 
 typedef struct Generator Generator;
 

@@ -178,7 +178,16 @@ void param_init(const ModelConfig *c, uint64_t seed, const HfTensor *t, int64_t 
 
 // ---- The rows of activations and gradients
 
-typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS, SCORES, BRANCHES } TensorKind;
+typedef enum TensorKind {
+  OPERAND,
+  VALUES,
+  STATISTIC,
+  SUMS,
+  IDS,
+  DRAWS,
+  SCORES,
+  BRANCHES
+} TensorKind;
 typedef enum Where { LAYERS, TO_END } Where;
 typedef enum Lifetime { KEPT, RECOMPUTED_LAYER, RECOMPUTED_MLP, GRADIENT, CACHE } Lifetime;
 typedef enum ScaleRule { UNSCALED, DELAYED, OF_ROWS, OF_LOSS } ScaleRule;
@@ -230,7 +239,8 @@ static Table make_table(const Spec *s) {
                 Hd = query_width(s), R = packed_width(s), padded_V = padded_vocab(s),
                 chunk = chunk_rows(s), context = s->context, parts = s->most_parts.sumsq,
                 s_parts = s->most_parts.s;
-  const bool train = s->train, fp8 = s->fp8, folds_softmax = s->folds_softmax, scores = s->scores;
+  const bool train = s->train, fp8 = s->fp8, folds_softmax = s->folds_softmax, scores = s->scores,
+             cache = s->cache;
   return (Table){
 #define FIELD(field) 1 + offsetof(LayerActs, field)
 #define LAYER(kind, field, name, rows, cols, where_, lifetime_, ...)                               \
@@ -412,6 +422,7 @@ static void place(Layout *l, const TensorRow *r, void *of, const void *first_of,
   const int64_t stride = l->spec->max_tokens, cols = r->kind == SUMS ? stride : r->cols;
   const size_t width = r->kind == VALUES     ? act_bytes(l->spec)
                        : r->kind == IDS      ? sizeof(int32_t)
+                       : r->kind == DRAWS    ? sizeof(Draw)
                        : r->kind == SCORES   ? sizeof(RowScore)
                        : r->kind == BRANCHES ? sizeof(Branch)
                                              : stat_bytes(l->spec);

@@ -86,6 +86,7 @@ void state_write(Backend *be, const ParamTensor *t, ParamState state, const floa
 #define TYPE_STATISTIC stat_t *
 #define TYPE_SUMS RowStat
 #define TYPE_IDS int32_t *
+#define TYPE_DRAWS Draw *
 #define TYPE_SCORES RowScore *
 #define TYPE_BRANCHES Branch *
 #define LAYER(kind, field, ...) TYPE_##kind field;

@@ -105,7 +105,7 @@ build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 
 # These kernels run as they are (tests/emulated/warp.h). g++ knows neither <<<>>> nor shared memory.
-EMULATED_CU := $(patsubst %,build/release/emulated/kernels/cuda/%,decode loss)
+EMULATED_CU := $(patsubst %,build/release/emulated/kernels/cuda/%,choose decode loss)
 $(EMULATED_CU:=.cpp): build/release/emulated/%.cpp: %.cu tests/tests.mk
 	mkdir -p $(@D) && sed -e '1i #undef __shared__\n#define __shared__ STATIC_SHARED\n#line 1 "$<"' \
 	  -e 's@<<<@ / on_grid(@; s@>>>@)@' $< > $@

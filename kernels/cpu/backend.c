@@ -126,6 +126,12 @@ static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
 
 static void cpu_replay_end(Backend *be, ReplaySlot slot) {}
 
+static void cpu_token_send(Backend *be, uint64_t index) {}
+
+static int32_t cpu_token_take(Backend *be, uint64_t index) {
+  return cpu_of(be)->tokens[index % MAX_RESULTS];
+}
+
 static real *rope_table(const Spec *c) {
   real *table = xmalloc((size_t)(c->max_positions * c->d) * sizeof *table);
 #pragma omp parallel for schedule(static)
@@ -164,6 +170,8 @@ static const Backend cpu_functions = {
     .services.snapshot_open = cpu_snapshot_open,
     .services.snapshot_begin = cpu_snapshot_begin,
     .services.snapshot_wait = cpu_snapshot_wait,
+    .services.token_send = cpu_token_send,
+    .services.token_take = cpu_token_take,
     .services.replay_begin = cpu_replay_begin,
     .services.replay_end = cpu_replay_end,
     .services.profile = cpu_profile,

@@ -42,6 +42,7 @@ typedef struct Cpu {
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
   int64_t ended, taken;
+  int32_t tokens[MAX_RESULTS]; // of Services.token_take
   CpuMarks *marks;
 } Cpu;
 
@@ -143,6 +144,9 @@ void cpu_scalings_write(Backend *be, const ScalingState *from_host);
 #undef OP
 #undef GENERATION
 
+// ChooseOp's choice by the uniform draw u in [0, 1), of d's scale, top_p and top_k alone.
+//   logits [V] in, overwritten
+int32_t choose_token(float *logits, int64_t V, const Draw *d, double u);
 // logits [M, V] = r (x W'^T), rows of padded_vocab: the first part of head_loss.
 void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits);
 // The rest of head_loss: it overwrites the logits [M, V] with dlogits.

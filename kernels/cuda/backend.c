@@ -39,7 +39,8 @@ static int make_workspace(Cuda *c, Error *err) {
   if (!(c->state = cuda_take(c, sizeof *c->state, err)) ||
       !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)) ||
       !(c->decode_parts = cuda_take(c, parts, err)) ||
-      !(c->decode_done = cuda_take(c, (size_t)o->H * sizeof *c->decode_done, err)))
+      !(c->decode_done = cuda_take(c, (size_t)o->H * sizeof *c->decode_done, err)) ||
+      !(c->logit_bins = cuda_take(c, (LOGIT_BINS + 4) * sizeof *c->logit_bins, err)))
     return -1;
   const int64_t rows[] = {packed_width(o) * o->D, o->D * query_width(o), 2 * o->F * o->D};
   int64_t most = 0;

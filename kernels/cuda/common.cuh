@@ -289,3 +289,50 @@ template <class Launch> static void by_width(int64_t cols, Launch launch) {
     launch(Width<1>(), 32);
   LAUNCHED();
 }
+
+// ---- Kernels of one token, each of which starts early
+
+// Lets blocks of the next kernel start, and waits until the kernels before this one have ended and
+// their writes are visible.
+static __device__ __forceinline__ void take_turn() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Launches a kernel that calls take_turn, early where the GPU can, in clusters of so many blocks.
+template <class... P, class... A>
+static void launch_early(const Gpu *gpu, dim3 blocks, int threads, int cluster,
+                         void (*kernel)(P...), A... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {(unsigned)cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3((unsigned)threads);
+  config.stream = gpu->stream;
+  config.attrs = attributes;
+  config.numAttrs = gpu->compiled_for < 90 ? 0 : cluster > 1 ? 2 : 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+// ---- Clusters
+
+// barrier.cluster.arrive, barrier.cluster.wait: all threads of the cluster
+static __device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// mapa: where *mine, in shared memory, lies in the cluster's block `rank`
+template <class T> static __device__ __forceinline__ T *in_block(T *mine, int rank) {
+  T *there = mine;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(mine), "r"(rank));
+#endif
+  return there;
+}

@@ -14,6 +14,7 @@ extern "C" {
 
 // Generation's attention splits a token's keys over this many blocks per head.
 enum { DECODE_SPLITS = 16 };
+enum { LOGIT_BINS = 1 << 16 };     // the values of bf16
 enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
 
 // Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c, loans.c,
@@ -42,10 +43,12 @@ typedef struct Cuda {
   float *row_loss;          // [max_tokens]
   float *decode_parts;      // [DECODE_SPLITS, H, d + 2] of generation's attention
   unsigned *decode_done;    // [H] 0 between calls of it
-  act_t *widened;           // with Spec.fp8_weights: room for any weight that rows are multiplied by
-  void *embed_scratch;      // of the embedding's backward
-  StepState *state;         // on the device
-  Scaling *scalings;        // [scaling_count], on the device
+  unsigned *logit_bins;     // [LOGIT_BINS + 4] of choose.cu, 0 between calls of it
+  int32_t *tokens_to_host;  // [MAX_RESULTS], pinned: see Services.token_send
+  act_t *widened;      // with Spec.fp8_weights: room for any weight that rows are multiplied by
+  void *embed_scratch; // of the embedding's backward
+  StepState *state;    // on the device
+  Scaling *scalings;   // [scaling_count], on the device
   // The parameters' tables, rebuilt when the list changes
   ParamTable table;
   char *table_memory;
@@ -157,6 +160,7 @@ EmbedBackwardOp cuda_embed_backward;
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 QkvTokenOp cuda_qkv_token;
 RowLogitsOp cuda_row_logits;
+ChooseOp cuda_choose; // choose.cu
 // out = W a (+ add, or NULL), of one row. It and the others read W's FP8 copies where there are
 // some, and a in bf16.   a [K], W [N, K], add [N] in; out [N] out
 void cuda_gemv(Cuda *c, int64_t N, int64_t K, const act_t *a, Operand W, const act_t *add,

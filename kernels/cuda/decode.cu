@@ -9,30 +9,6 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
 
-// Lets blocks of the next kernel start, and waits until the kernels before this one have ended and
-// their writes are visible.
-static __device__ __forceinline__ void take_turn() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Launches a kernel that calls take_turn, early where the GPU can.
-template <class... P, class... A>
-static void launch_early(const Cuda *c, dim3 blocks, int threads, void (*kernel)(P...), A... args) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = blocks;
-  config.blockDim = dim3((unsigned)threads);
-  config.stream = c->gpu.stream;
-  config.attrs = &early;
-  config.numAttrs = c->gpu.compiled_for >= 90;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
-}
-
 // ---- A product of one row. Its only cost is reading the weights once. Launch: a pair of rows of W
 // per warp, or a slice of their columns, so that most warps load all of theirs at once: a lane
 // every 32nd 16 bytes, AHEAD of each row. A pair is what RoPE rotates, or gate and up: a Finish
@@ -215,7 +191,7 @@ static void launch_gemv(const Cuda *c, int64_t rows, int64_t K, const act_t *x, 
                         const Scaling *scaling, Finish finish) {
   const int64_t packs = K / Format::WIDTH;
   const int shift = packs <= SLICE ? 0 : packs <= 2 * SLICE ? 1 : 2;
-  launch_early(c, blocks_for(rows << shift, GEMV_WARPS * PAIR), GEMV_THREADS,
+  launch_early(&c->gpu, blocks_for(rows << shift, GEMV_WARPS * PAIR), GEMV_THREADS, 1,
                gemv_kernel<Format, NORM, Finish>, rows, (int)K, shift,
                (float)c->base.spec.rms_norm_eps, bits(x),
                reinterpret_cast<const typename Format::Element *>(W), scaling, finish);
@@ -582,7 +558,7 @@ void cuda_attention_branches(Backend *be, int64_t M, int64_t count, const Branch
 
 template <int LANES> static void launch_decode(const Cuda *c, int64_t rows, const DecodeArgs &s) {
   const dim3 grid((unsigned)(rows * s.KV * s.splits), blocks_for(s.H / s.KV, HEADS));
-  launch_early(c, grid, WARPS * 32, decode_kernel<LANES>, s);
+  launch_early(&c->gpu, grid, WARPS * 32, 1, decode_kernel<LANES>, s);
 }
 
 // Few rows do not fill the multiprocessors, so the keys of a single row are split over blocks. A

@@ -153,22 +153,6 @@ static __device__ __forceinline__ RowGradient finish_row(const CrossEntropy &arg
 // * VECTORS vectors. A register that has given its gradient is filled from the next row at once, so
 // that the loads of a row pass under the arithmetic of the one before.
 
-// barrier.cluster.arrive, barrier.cluster.wait: all threads of the cluster
-static __device__ __forceinline__ void cluster_sync() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// mapa: where *mine, in shared memory, lies in the cluster's block `rank`
-static __device__ __forceinline__ Sweep *in_block(Sweep *mine, int rank) {
-  Sweep *there = mine;
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(mine), "r"(rank));
-#endif
-  return there;
-}
-
 // The blocks of a cluster exchange their sweeps. of_block: this row's buffer, one of two that
 // alternate, so that one barrier per row is enough: a block that writes it two rows later has
 // passed a barrier that the buffer's readers reached.

@@ -18,6 +18,7 @@ struct Steps {
   StepState *results;
   cudaEvent_t began[MAX_RESULTS], ready[MAX_RESULTS];
   int64_t published, taken;
+  cudaEvent_t token_ready[MAX_RESULTS];
   Recording recordings[REPLAY_SLOTS];
 };
 
@@ -25,7 +26,10 @@ int cuda_step_open(Cuda *c, Error *err) {
   Steps *s = c->steps = xcalloc(1, sizeof *s);
   CUDA_TRY(err, cudaHostAlloc((void **)&s->results, sizeof *s->results * MAX_RESULTS,
                               cudaHostAllocDefault));
+  CUDA_TRY(err, cudaHostAlloc((void **)&c->tokens_to_host, sizeof *c->tokens_to_host * MAX_RESULTS,
+                              cudaHostAllocDefault));
   for (int i = 0; i < MAX_RESULTS; i++) {
+    CUDA_TRY(err, cudaEventCreateWithFlags(&s->token_ready[i], cudaEventDisableTiming));
     CUDA_TRY(err, cudaEventCreate(&s->began[i]));
     CUDA_TRY(err, cudaEventCreate(&s->ready[i]));
     // Validations have no clock_start, and only a recorded event can be asked for its time.
@@ -39,10 +43,12 @@ void cuda_step_close(Cuda *c) {
   if (!s) return;
   cuda_replay_close(c);
   for (int i = 0; i < MAX_RESULTS; i++) {
+    if (s->token_ready[i]) CUDA_CHECK(cudaEventDestroy(s->token_ready[i]));
     if (s->began[i]) CUDA_CHECK(cudaEventDestroy(s->began[i]));
     if (s->ready[i]) CUDA_CHECK(cudaEventDestroy(s->ready[i]));
   }
   if (s->results) CUDA_CHECK(cudaFreeHost(s->results));
+  if (c->tokens_to_host) CUDA_CHECK(cudaFreeHost(c->tokens_to_host));
   free(s);
 }
 
@@ -92,6 +98,17 @@ static StepResult op_step_result(Backend *be) {
 
 static void op_set_updates(Backend *be, int64_t updates) {
   be->services.write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
+}
+
+static void op_token_send(Backend *be, uint64_t index) {
+  const Cuda *c = cuda_of(be);
+  CUDA_CHECK(cudaEventRecord(c->steps->token_ready[index % MAX_RESULTS], c->gpu.stream));
+}
+
+static int32_t op_token_take(Backend *be, uint64_t index) {
+  const Cuda *c = cuda_of(be);
+  CUDA_CHECK(cudaEventSynchronize(c->steps->token_ready[index % MAX_RESULTS]));
+  return c->tokens_to_host[index % MAX_RESULTS];
 }
 
 // ---- Graphs
@@ -147,6 +164,8 @@ void cuda_set_step(Cuda *c) {
   be->services.clock_start = op_clock_start;
   be->services.step_result = op_step_result;
   be->services.set_updates = op_set_updates;
+  be->services.token_send = op_token_send;
+  be->services.token_take = op_token_take;
   be->services.replay_begin = op_replay_begin;
   be->services.replay_end = op_replay_end;
 }

@@ -42,6 +42,7 @@ RopeBackwardOp unfused_rope_backward;
 #define unfused_qkv_token cuda_qkv_token
 #define unfused_attention_decode cuda_attention_decode
 #define unfused_row_logits cuda_row_logits
+#define unfused_choose cuda_choose
 #define unfused_attention_branches cuda_attention_branches
 #define unfused_attention_backward cuda_attention_backward
 #define unfused_wgrad cuda_wgrad

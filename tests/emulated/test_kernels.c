@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/math.h"
 #include "tests/support/bf16.h"
+#include "tests/support/choosing.h"
 #include "tests/support/shapes.h"
 #include "tests/support/small_model.h"
 #include "tests/support/test.h"
@@ -292,6 +293,43 @@ TEST(products_of_one_row_read_e4m3_weights) {
   for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
     check_logits(9 + (int64_t)i, widths[i], true);
     check_qkv(heads[1], widths[i], 3, true);
+  }
+}
+
+// ---- Choosing a token
+
+static void write_host(Backend *be, void *to, const void *from, size_t bytes) {
+  (void)be;
+  memcpy(to, from, bytes);
+}
+
+static void send_nothing(Backend *be, uint64_t index) {
+  (void)be, (void)index;
+}
+
+static int32_t take_token(Backend *be, uint64_t index) {
+  int32_t *token = &cuda_of(be)->tokens_to_host[index % MAX_RESULTS];
+  const int32_t taken = *token;
+  *token = -77;
+  return taken;
+}
+
+TEST(tokens_are_chosen_as_the_cpu_does) {
+  static const int64_t sizes[] = {11, 2, 1003, 9000};
+  for (int i = 0; i < 4; i += first_tier() ? 2 : 1) {
+    Cuda *c = cuda_new((Spec){.V = sizes[i]});
+    Backend *be = &c->base;
+    be->services.write = write_host;
+    be->services.read = write_host;
+    be->services.token_send = send_nothing;
+    be->services.token_take = take_token;
+    c->tokens_to_host = held(xcalloc(MAX_RESULTS, sizeof *c->tokens_to_host));
+    be->choose = cuda_choose;
+    c->logit_bins = held(xcalloc(LOGIT_BINS + 4, sizeof *c->logit_bins));
+    int32_t next;
+    check_choosing(be, (act_t *)poison(fp8_padded(sizes[i]) + 16).gpu, held(xmalloc(sizeof(Draw))),
+                   &next);
+    for (int bin = 0; bin < LOGIT_BINS; bin++) assert_int_equal(c->logit_bins[bin], 0);
   }
 }
 

@@ -36,6 +36,14 @@ static inline float __shfl_xor_sync(unsigned, float value, int mask) {
   memcpy(&value, warp_exchange(mine)[(block_thread() & 31) ^ mask].words, sizeof value);
   return value;
 }
+static inline uint64_t __shfl_up_sync(unsigned, uint64_t value, int by) {
+  Given mine = {};
+  memcpy(mine.words, &value, sizeof value);
+  const Given *all = warp_exchange(mine);
+  const int lane = block_thread() & 31;
+  memcpy(&value, all[lane < by ? lane : lane - by].words, sizeof value);
+  return value;
+}
 static inline void __syncwarp() {
   warp_exchange({});
 }
@@ -137,6 +145,11 @@ static inline unsigned atomicMax(unsigned *to, unsigned value) {
   if (value > old) *to = value;
   return old;
 }
+static inline unsigned atomicAdd(unsigned *to, unsigned value) {
+  const unsigned old = *to;
+  *to = old + value;
+  return old;
+}
 static inline unsigned atomicInc(unsigned *to, unsigned most) {
   const unsigned old = *to;
   *to = old >= most ? 0 : old + 1;
@@ -153,7 +166,13 @@ static inline int min(int a, int b) {
 static inline int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
+static inline uint64_t min(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
 static inline int max(int a, int b) {
+  return a > b ? a : b;
+}
+static inline unsigned max(unsigned a, unsigned b) {
   return a > b ? a : b;
 }
 #define __launch_bounds__(...)

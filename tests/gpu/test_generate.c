@@ -5,6 +5,7 @@
 #include "model/generate.h"
 #include "tests/gpu/fp8_here.h"
 #include "tests/support/bf16_twin.h"
+#include "tests/support/choosing.h"
 #include "tests/support/shapes.h"
 
 enum { PROMPT = 100, WRITTEN = 60, TEXT = PROMPT + WRITTEN, SHORT_CONTEXT = 120 };
@@ -134,4 +135,56 @@ TEST(mma_sync_writes_what_the_cpu_finds_likeliest) {
 TEST(with_e4m3_weights_it_writes_what_the_cpu_finds_likeliest) {
   if (!fp8_here()) skip();
   check_backend(&(KernelMode){"e4m3 weights", KERNELS_UNFUSED, MAINLOOP_AUTO}, true);
+}
+
+// One and several steps of each thread of the kernel, whole and with a rest.
+TEST(tokens_are_chosen_as_on_the_cpu) {
+  static const int64_t sizes[] = {2, 1003, 32000, 128256, 300001};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    ModelConfig wide = model;
+    wide.vocab_size = sizes[i];
+    Backend *be = gpu_backend(
+        model_spec(&wide, (Spec){.batch = 1, .seq = 4, .loss_chunks = 1, .context = 8}));
+    act_t *logits = be->services.alloc(be, (size_t)(padded_vocab(&be->spec) + 16) * 2);
+    Draw *draw = be->services.alloc(be, sizeof *draw);
+    int32_t *next = be->services.alloc(be, sizeof *next);
+    check_choosing(be, logits, draw, next);
+    be->services.release(be, logits);
+    be->services.release(be, draw);
+    be->services.release(be, next);
+    be->services.destroy(be);
+  }
+}
+
+// A GPU, which works ahead, against the same backend that is told not to.
+TEST(working_ahead_changes_no_token) {
+  const SampleOptions options = {
+      .temperature = 0.9, .top_p = 0.95, .top_k = 300, .seed = 8, .max_tokens = WRITTEN};
+  int32_t prompt[PROMPT], id[2][WRITTEN];
+  fill_prompt(prompt);
+  for (int64_t context = SHORT_CONTEXT; context <= 256; context += 256 - SHORT_CONTEXT) {
+    for (int ahead = 0; ahead < 2; ahead++) {
+      const Spec asked = {
+          .batch = 1, .seq = 64, .loss_chunks = 1, .context = context, .graphs = true};
+      Backend *be = gpu_backend(model_spec(&model, asked));
+      assert_int_equal(be->steps_ahead, 1);
+      be->steps_ahead = ahead;
+      Llama llama;
+      open_model(&llama, be);
+      static const int begun[] = {1, 2, WRITTEN}; // the first two texts are left before their end
+      Generator *g = generator_create(&llama, context, &err);
+      for (int text = 0; text < 3; text++) {
+        must(generator_start(g, prompt, PROMPT, &options, &err), &err);
+        for (int i = 0; i < begun[text]; i++)
+          assert_int_equal(generator_next(g, &id[ahead][i], &err), 1);
+        if (text != 1) continue;
+        generator_destroy(g);
+        g = generator_create(&llama, context, &err);
+      }
+      generator_destroy(g);
+      llama_destroy(&llama);
+      be->services.destroy(be);
+    }
+    assert_memory_equal(id[0], id[1], sizeof id[0]);
+  }
 }

@@ -2,6 +2,7 @@
 #include <float.h>
 
 #include "base/rng.h"
+#include "kernels/cpu/cpu.h"
 #include "model/generate.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/safe_values.h"
@@ -223,6 +224,11 @@ TEST(prompts_that_do_not_fit_the_vocabulary_are_refused) {
   expect_error(generate(g, prompt, 2, &greedy, &w, &err), &err, "11");
   assert_int_equal(generate(g, prompt, 0, &greedy, &w, &err), -1);
   assert_int_equal(w.count, 0);
+}
+
+static int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u) {
+  const Draw draw = sample_draw(options);
+  return choose_token(logits, V, &draw, u);
 }
 
 // Counts over many draws of u, evenly spaced.
