@@ -42,9 +42,11 @@ static int make_workspace(Cuda *c, Error *err) {
       !(c->decode_done = cuda_take(c, (size_t)o->H * sizeof *c->decode_done, err)) ||
       !(c->logit_bins = cuda_take(c, (LOGIT_BINS + 4) * sizeof *c->logit_bins, err)))
     return -1;
-  const int64_t rows[] = {packed_width(o) * o->D, o->D * query_width(o), 2 * o->F * o->D};
+  // A generator's logits are of one row.
+  const int64_t sizes[] = {packed_width(o) * o->D, o->D * query_width(o), 2 * o->F * o->D,
+                           o->context > 0 ? 0 : o->V * o->D};
   int64_t most = 0;
-  for (int i = 0; i < 3; i++) most = max_i64(most, rows[i]);
+  for (int i = 0; i < 4; i++) most = max_i64(most, sizes[i]);
   if (o->fp8_weights && !(c->widened = cuda_take(c, (size_t)most * sizeof(bf16_bits), err)))
     return -1;
   return o->train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;

@@ -26,6 +26,10 @@ typedef struct LoadedModel {
 // of BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of generation_config.json, else of
 // config.json, else the tokenizer's. loaded_close afterwards, also after an error.
 int loaded_open(LoadedModel *t, const char *dir, Error *err);
+// Of the option --weights, or NULL: which form loaded_load's products get. -1 where it is another
+// word, or the model's widths are none of FP8's.
+#define WEIGHTS "bf16 or fp8"
+int loaded_weights(const LoadedModel *t, const char *weights, Spec *asked, Error *err);
 // The weights, on the backend that there is, for forwards of micro-batches like `asked`.
 // asked.context: of the one generator there will be; 0: none, and the micro-batches may change from
 // call to call. `advice` is for the user whose memory is short.

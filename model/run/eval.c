@@ -18,6 +18,7 @@
 typedef struct Evaluation {
   const char *data; // token files: a glob that ends in .bin, or a folder with val-*.bin; a text
   const char *documents; // "mask", "join" (data.documents); NULL: as the run's, or mask
+  const char *weights;   // as loaded_weights takes them
   double length, batch;  // of a window, and windows at a time; 0: not given
   const volatile sig_atomic_t *stop;
   LoadedModel loaded;
@@ -33,6 +34,7 @@ typedef struct Evaluation {
 static int parse(Evaluation *e, int argc, char *const *argv, Error *err) {
   const Option options[] = {{.name = "--data", .needs = "token files or a text", .text = &e->data},
                             {.name = "--documents", .needs = "mask or join", .text = &e->documents},
+                            {.name = "--weights", .needs = WEIGHTS, .text = &e->weights},
                             {.name = "--length", .low = 1, .high = 1e9, .number = &e->length},
                             {.name = "--batch", .low = 1, .high = 1e6, .number = &e->batch}};
   for (int i = 1; i < argc; i++)
@@ -143,6 +145,7 @@ static int open_model(Evaluation *e, Error *err) {
                 B = min_i64(e->batch > 0 ? (int64_t)e->batch : fill, split), tokens = B * T,
                 rows = min_i64(tokens, V < MOST_LOGITS ? MOST_LOGITS / V : 1);
   Spec asked = {.batch = B, .seq = T, .loss_chunks = (tokens + rows - 1) / rows};
+  if (loaded_weights(&e->loaded, e->weights, &asked, err) != 0) return -1;
   spec_documents(&asked, e->loader);
   e->pass = (WindowsPass){.windows = val_windows(split, B, 0),
                           .loader = e->loader,

@@ -20,7 +20,7 @@ enum { CONVERSATION_TOKENS = 8192 };
 typedef struct Generation {
   const char *prompt;        // NULL: standard input
   const char *user, *system; // a message to be answered, and the one in front of it; NULL: none
-  bool fp8_weights;
+  const char *weights;
   LoadedModel loaded;
   TextGeneration writer;
   TokenIds ids;    // the prompt, or the conversation so far
@@ -34,7 +34,6 @@ typedef struct Generation {
 static int parse(Generation *g, int argc, char *const *argv, Error *err) {
   double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1;
   int64_t seed = 1337;
-  const char *weights = "bf16";
   const Option options[] = {{.name = "--prompt", .needs = "a text", .text = &g->prompt},
                             {.name = "--user", .needs = "a text", .text = &g->user},
                             {.name = "--system", .needs = "a text", .text = &g->system},
@@ -42,7 +41,7 @@ static int parse(Generation *g, int argc, char *const *argv, Error *err) {
                             {.name = "--temperature", .high = 100, .number = &temperature},
                             {.name = "--top-k", .high = 1e9, .number = &top_k},
                             {.name = "--top-p", .high = 1, .number = &top_p},
-                            {.name = "--weights", .needs = "bf16 or fp8", .text = &weights},
+                            {.name = "--weights", .needs = WEIGHTS, .text = &g->weights},
                             {.name = "--seed", .high = JSON_MAX_INTEGER, .whole = &seed}};
   for (int i = 1; i < argc; i++)
     if (option_read(options, sizeof options / sizeof *options, "--generate", argc, argv, &i, err))
@@ -52,9 +51,6 @@ static int parse(Generation *g, int argc, char *const *argv, Error *err) {
                                       .top_p = top_p,
                                       .seed = (uint64_t)seed,
                                       .max_tokens = (int64_t)tokens};
-  g->fp8_weights = strcmp(weights, "fp8") == 0;
-  if (!g->fp8_weights && strcmp(weights, "bf16") != 0)
-    return error_set(err, "--weights needs bf16 or fp8, not '%s'", weights);
   if (g->prompt && (g->user || g->system))
     return error_set(err, "--prompt is continued, and %s is answered: give one of them",
                      g->user ? "--user" : "--system");
@@ -63,28 +59,13 @@ static int parse(Generation *g, int argc, char *const *argv, Error *err) {
   return 0;
 }
 
-static int check_widths(const ModelConfig *m, Error *err) {
-  const int64_t D = m->hidden_size, F = m->intermediate_size,
-                Hd = m->num_attention_heads * m->head_dim;
-  if (D % FP8_GROUP == 0 && F % FP8_GROUP == 0 && Hd % FP8_GROUP == 0) return 0;
-  return error_set(err,
-                   "--weights fp8 needs multiples of %d as hidden_size, intermediate_size and "
-                   "num_attention_heads x head_dim, and this model has %lld, %lld and %lld; take "
-                   "bf16",
-                   FP8_GROUP, (long long)D, (long long)F, (long long)Hd);
-}
-
 // The model, with a cache of as many positions as are asked for, within the model's.
 static int load(Generation *g, int64_t context, Error *err) {
   LoadedModel *t = &g->loaded;
   g->context = min_i64(context, t->model.max_position_embeddings);
   const int64_t rows = min_i64(g->context, 256); // of a prompt at a time
-  const Spec asked = {.batch = 1,
-                      .seq = rows,
-                      .loss_chunks = (rows + 63) / 64,
-                      .context = g->context,
-                      .fp8_weights = g->fp8_weights};
-  if (g->fp8_weights && check_widths(&t->model, err) != 0) return -1;
+  Spec asked = {.batch = 1, .seq = rows, .loss_chunks = (rows + 63) / 64, .context = g->context};
+  if (loaded_weights(t, g->weights, &asked, err) != 0) return -1;
   if (loaded_load(t, asked, "ask for fewer --tokens", err) != 0) return -1;
   g->writer.generator = generator_create(&t->llama, g->context, err);
   for (int i = 0; i < t->end_count; i++) sample_options_end(&g->writer.options, t->ends[i]);

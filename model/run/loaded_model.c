@@ -47,6 +47,22 @@ int loaded_open(LoadedModel *t, const char *dir, Error *err) {
 
 // ---- The weights
 
+int loaded_weights(const LoadedModel *t, const char *weights, Spec *asked, Error *err) {
+  const ModelConfig *m = &t->model;
+  const int64_t D = m->hidden_size, F = m->intermediate_size,
+                Hd = m->num_attention_heads * m->head_dim;
+  asked->fp8_weights = weights && strcmp(weights, "fp8") == 0;
+  if (weights && !asked->fp8_weights && strcmp(weights, "bf16") != 0)
+    return error_set(err, "--weights needs " WEIGHTS ", not '%s'", weights);
+  if (!asked->fp8_weights || (D % FP8_GROUP == 0 && F % FP8_GROUP == 0 && Hd % FP8_GROUP == 0))
+    return 0;
+  return error_set(err,
+                   "--weights fp8 needs multiples of %d as hidden_size, intermediate_size and "
+                   "num_attention_heads x head_dim, and this model has %lld, %lld and %lld; take "
+                   "bf16",
+                   FP8_GROUP, (long long)D, (long long)F, (long long)Hd);
+}
+
 int loaded_load(LoadedModel *t, Spec asked, const char *advice, Error *err) {
   const Config config = {
       .model = t->model,

@@ -90,6 +90,9 @@ kill $process; wait $process
 check a_run_that_replaces_its_checkpoint_is_read "$failures of 60 failed" test $failures = 0
 
 # ---- --eval
+loss=$(value loss "$run" --data "$folder/data") of_fp8=$(value loss "$run" --data "$folder/data" --weights fp8)
+check fp8_weights_have_a_loss_of_their_own "losses '$loss' and '$of_fp8'" \
+  awk -v a="${loss%% *}" -v b="${of_fp8%% *}" 'BEGIN { d = b / a - 1; exit !(d != 0 && d < 0.02 && d > -0.02) }'
 # Tokens of which 8 whole batches of 2 windows are made, so that nothing is left over.
 slice() { token_slice "$folder/data/val-00000.bin" "$@"; } # COUNT [FIRST]
 slice 513 >"$folder/even.bin"

@@ -188,3 +188,35 @@ TEST(working_ahead_changes_no_token) {
     assert_memory_equal(id[0], id[1], sizeof id[0]);
   }
 }
+
+// As --eval judges e4m3 weights: rows of a batch, and logits of several at a time.
+static double loss_of(Backend *be, int32_t *text) {
+  Llama llama;
+  open_model(&llama, be);
+  const double loss =
+      llama_sum_of_losses(&llama, &(Batch){.tokens = text, .targets = text + 1}) / (TEXT - 1);
+  llama_destroy(&llama);
+  be->services.destroy(be);
+  return loss;
+}
+
+TEST(e4m3_weights_have_the_loss_that_the_cpu_finds) {
+  if (!fp8_here()) skip();
+  int32_t text[TEXT];
+  for (int i = 0; i < TEXT; i++)
+    text[i] = (int32_t)(rng_u64(6, (uint64_t)i) % (uint64_t)model.vocab_size);
+  double gpu[2], cpu[2];
+  for (int fp8 = 0; fp8 < 2; fp8++) {
+    Spec spec = model_spec(
+        &model, (Spec){.batch = 1, .seq = TEXT - 1, .loss_chunks = 3, .fp8_weights = fp8});
+    spec.kernels = KERNELS_UNFUSED;
+    if (fp8) scalings_declare(&model, &spec);
+    gpu[fp8] = loss_of(gpu_backend(spec), text);
+    cpu[fp8] = loss_of(backend_cpu_create(&spec), text);
+    free((void *)spec.scalings);
+  }
+  printf("# loss with bf16 weights %.5f (CPU %.5f), e4m3 %.5f (%.5f)\n", gpu[0], cpu[0], gpu[1],
+         cpu[1]);
+  // The rounding of activations to bf16 alone makes 0.12.
+  assert_true(fabs(gpu[1] - cpu[1]) < 0.3 * fabs(cpu[1] - cpu[0]));
+}
