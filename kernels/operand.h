@@ -32,10 +32,10 @@ typedef struct RowStat {
 
 // A matrix [rows, cols] that products read: an activation, a gradient or a weight. Products read
 // its FP8 copies where it has them, and multiply in FP8 where both operands have copies; other
-// operands are read in bf16, or widened to it. The model decides which operands have copies. Copies hold scale *
-// value, where scale is a power of two: the tensor's scale times the row's. Their order and
-// rounding are in kernels/formats.h. An operation writes every part of its output operand that has
-// memory.
+// operands are read in bf16, or widened to it. The model decides which operands have copies. Copies
+// hold scale * value, where scale is a power of two: the tensor's scale times the row's. Their
+// order and rounding are in kernels/formats.h. An operation writes every part of its output operand
+// that has memory.
 typedef struct Operand {
   act_t *data;        // [rows, cols]; NULL where only products read the tensor
   fp8_t *by_row;      // [rows, cols], for products that sum over columns

@@ -66,11 +66,12 @@ typedef void GateUpOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand 
 // logits = r * (x W'^T) of one row, for generation.
 //   x [1, D] in, sumsq in, W [V, D] in (folded), logits [V] out
 typedef void RowLogitsOp(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits);
-// Chooses the next token: temperature, then top-k, then top-p, then the uniform draw. Top-k keeps the
-// k largest, top-p the fewest of these whose probabilities reach top_p; among equal logits the lower
-// ids. The draw takes the kept tokens in the order of falling logits, or, where all are kept, in the
-// order of ids. -infinity has probability 0. Equal logits give equal tokens on every backend.
-// The token goes to Services.token_take: -1 where a logit is NaN or the largest is not finite.
+// Chooses the next token: temperature, then top-k, then top-p, then the uniform draw. Top-k keeps
+// the k largest, top-p the fewest of these whose probabilities reach top_p; among equal logits the
+// lower ids. The draw takes the kept tokens in the order of falling logits, or, where all are kept,
+// in the order of ids. -infinity has probability 0. Equal logits give equal tokens on every
+// backend. The token goes to Services.token_take: -1 where a logit is NaN or the largest is not
+// finite.
 //   logits [V] in; draw [1], the backend's memory, in, out: it moves on to the row behind the fed
 //   ones, and to the next index; next [1] int32 out: the token, or 0 where there is none
 typedef void ChooseOp(Backend *be, const act_t *logits, Draw *draw, int32_t *next);

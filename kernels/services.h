@@ -144,8 +144,9 @@ typedef struct Services {
   SnapshotBegin *snapshot_begin;
   SnapshotWait *snapshot_wait;
 
-  // ---- Generation. token_send follows the choice of token `index` and does not wait; of tokens with
-  // MAX_RESULTS indices at most one may be there untaken. token_take waits for it: -1 if there is none.
+  // ---- Generation. token_send comes after the choice of token `index` and does not wait;
+  // token_take waits for that token: -1 where there is none. At most MAX_RESULTS are sent and not
+  // taken.
   void (*token_send)(Backend *be, uint64_t index);
   int32_t (*token_take)(Backend *be, uint64_t index);
 

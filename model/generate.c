@@ -72,9 +72,9 @@ void generator_destroy(Generator *g) {
   free(g);
 }
 
-// Runs `count` <= rows tokens at positions length .. through the layers, where their keys and values
-// stay in the cache, and chooses the next. A single token makes the same calls every time, which a
-// backend may record.
+// Runs `count` <= rows tokens at positions length .. through the layers, where their keys and
+// values stay in the cache, and chooses the next. A single token makes the same calls every time,
+// which a backend may record.
 static void run_rows(Generator *g, int64_t count) {
   Llama *llama = &g->llama;
   Backend *be = llama->be;
