@@ -174,23 +174,25 @@ static void print_method(const BenchResult *r) {
            r->sum[kind] / step->median, percent((step->ninetieth - step->tenth) / step->median));
   }
   if (both && r->whole)
-    printf("  unfused / fused by rounds: %s to %s; what both run with the same kernels takes %s "
-           "times as long in the fused kind\n",
-           cell("%.3f", r->gain.tenth).text, cell("%.3f", r->gain.ninetieth).text,
+    printf("  what both run with the same kernels takes %s times as long in the fused kind\n",
            cell("%.3f", r->alike).text);
 }
 
+// Where both kinds fit into memory together, a round has both, and its gain; else each has rounds of
+// its own.
 PathText bench_quote(const BenchResult *r) {
   const double fused = r->step[BENCH_FUSED].median, unfused = r->step[BENCH_UNFUSED].median,
                speed = (double)r->tokens / fused * 1e3;
+  const bool rounds = isfinite(r->gain.median);
   if (r->kinds < BENCH_KINDS)
     return path_text("%s trains %s parameters at %s tokens/s", r->card.text, r->model.text,
                      count_text(speed).text);
+  const ShortText spread = rounds ? short_text("%.3f to %.3f", r->gain.tenth, r->gain.ninetieth)
+                                  : short_text("measured one after the other");
   return path_text("On %s a training step of %s parameters takes %.4g ms with fused kernels and "
-                   "%.4g ms with unfused ones: fused is %.3f times as fast (%.3f to %.3f), %s "
-                   "tokens/s",
-                   r->card.text, r->model.text, fused, unfused, r->gain.median, r->gain.tenth,
-                   r->gain.ninetieth, count_text(speed).text);
+                   "%.4g ms with unfused ones: fused is %.3f times as fast (%s), %s tokens/s",
+                   r->card.text, r->model.text, fused, unfused,
+                   rounds ? r->gain.median : unfused / fused, spread.text, count_text(speed).text);
 }
 
 void bench_print(const BenchResult *r) {

@@ -120,6 +120,11 @@ TEST(a_line_to_quote_says_what_fusing_gains) {
                       "On NVIDIA H200 a training step of 1.24B parameters takes 13.2 ms with fused "
                       "kernels and 15.84 ms with unfused ones: fused is 1.200 times as fast (1.190 "
                       "to 1.210), 2.48M tokens/s");
+  r.gain.median = r.gain.tenth = r.gain.ninetieth = NAN;
+  assert_string_equal(bench_quote(&r).text,
+                      "On NVIDIA H200 a training step of 1.24B parameters takes 13.2 ms with fused "
+                      "kernels and 15.84 ms with unfused ones: fused is 1.200 times as fast "
+                      "(measured one after the other), 2.48M tokens/s");
   r.kinds = 1;
   r.card = short_text("This processor");
   assert_string_equal(bench_quote(&r).text,
