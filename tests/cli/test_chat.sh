@@ -18,8 +18,7 @@ check and_the_template_is_beside_them "$(cat tok/tokenizer_config.json)" \
 
 # ---- Every way in gives the same files
 same() { # same NAME FOLDER
-  if cmp -s chat/train-00000.bin "$2/train-00000.bin" && cmp -s chat/train-00000.docs "$2/train-00000.docs" &&
-    cmp -s chat/val-00000.docs "$2/val-00000.docs"; then passes "$1"; else fails "$1" "$2 differs from chat"; fi
+  check "$1" "$2 differs from chat" test "$(cat chat/*.bin chat/*.docs | cksum)" = "$(cat "$2"/*.bin "$2"/*.docs | cksum)"
 }
 must "$prepare" --chat --tokenizer tok --out chat turns.jsonl
 runs --chat --tokenizer tok --out again --threads 1 turns.jsonl && same threads_change_nothing again
@@ -57,21 +56,9 @@ grep -qzF $'<|im_start|>assistant\n[[A<|im_end|>]]\n<|im_start|>tool\n{1}<|im_en
 status=$?
 check messages_of_any_roles "$(cat said)" test $status = 0
 
-# ---- What is refused, with its file and line
-refuses_line() { # refuses_line NAME WORDS LINE
-  { head -n 1 turns.jsonl; printf '%s\n' "$3"; } >bad.jsonl
-  refuses "$1" "'bad.jsonl' line 2: $2" --chat --tokenizer tok bad.jsonl
-}
-refuses_line a_line_of_text 'is not JSON' 'Hello'
-refuses_line an_object_without_messages 'it has no messages' '{"text": "Hello"}'
-refuses_line empty_messages 'it has no messages' '{"messages": []}'
-refuses_line a_user_alone 'it has no message of the assistant' '{"messages": [{"role": "user", "content": "a"}]}'
-refuses_line a_tool_alone 'it has no message of the assistant' '{"messages": [{"role": "tool", "content": "a"}]}'
-refuses_line no_role 'message 1 has no "role"' '{"messages": [{"content": "a"}]}'
-refuses_line no_content 'message 1 has no "content"' '{"messages": [{"role": "user"}, {"role": "assistant", "content": "a"}]}'
-refuses_line a_part_that_is_no_text 'the "content" of message 2 is neither a string nor a list' \
-  '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}]}'
-refuses_line nothing_to_learn 'every message of the assistant has weight 0' '{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}'
+# ---- What is refused, with its file and line: unit/test_messages has each
+{ head -n 1 turns.jsonl; echo '{"messages": [{"role": "user", "content": "a"}]}'; } >bad.jsonl
+refuses a_user_alone "'bad.jsonl' line 2: it has no message of the assistant" --chat --tokenizer tok bad.jsonl
 # Its advice can be followed: no template has its markers in bytes.
 refuses a_tokenizer_without_template "'bytes' has no chat template: it has no special tokens for one either; ./prepare --train-tokenizer N --template llama3 or chatml makes" --chat turns.jsonl
 refuses a_tokenizer_without_markers "'bytes' has no special token <|im_start|>, which the chat template of ChatML needs; ./prepare --train-tokenizer N --template chatml makes" --chat --template chatml turns.jsonl
