@@ -54,7 +54,6 @@ int option_read(const Option *list, int count, const char *command, int argc, ch
   const char *name = argv[*at];
   const size_t length = strcspn(name, "=");
   const bool joined = name[length] == '=';
-  char alone[101];
   for (int i = 0; i < count; i++) {
     if (strlen(list[i].name) != length || strncmp(name, list[i].name, length) != 0) continue;
     if (list[i].flag && joined) return error_set(err, "%s takes no value", list[i].name);
@@ -66,8 +65,7 @@ int option_read(const Option *list, int count, const char *command, int argc, ch
     const char *next = *at < argc ? argv[*at] : NULL;
     return read_value(&list[i], joined ? name + length + 1 : next, err);
   }
-  snprintf(alone, sizeof alone, "%.*s", (int)length, name);
-  return refuse_unknown(list, count, command, alone, err);
+  return refuse_unknown(list, count, command, short_text("%.*s", (int)length, name).text, err);
 }
 
 // ---- Words for a shell

@@ -1,7 +1,6 @@
 #include "base/range.h"
 
-#include <stdio.h>
-
+#include "base/memory.h"
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #else
@@ -15,9 +14,7 @@ void range_push(const char *name) {
 }
 
 void range_push_number(const char *name, int64_t number) {
-  char text[64];
-  snprintf(text, sizeof text, "%s %lld", name, (long long)number);
-  range_push(text);
+  range_push(short_text("%s %lld", name, (long long)number).text);
 }
 
 void range_pop(void) {

@@ -31,10 +31,8 @@ static void index_bytes(Bpe *bpe) {
   const Vocabulary *v = &bpe->vocabulary;
   for (int i = 0; i < 256; i++) {
     const char c = (char)i;
-    char name[8];
-    snprintf(name, sizeof name, "<0x%02X>", i);
     bpe->byte[i] = vocabulary_find(v, &c, 1, bpe->byte_level);
-    bpe->fallback[i] = vocabulary_find(v, name, 6, bpe->byte_level);
+    bpe->fallback[i] = vocabulary_find(v, short_text("<0x%02X>", i).text, 6, bpe->byte_level);
   }
 }
 

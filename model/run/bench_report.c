@@ -113,13 +113,12 @@ static void print_ops(const BenchResult *r) {
 
 static void print_pass(const char *name, const Spread *times, double least) {
   const double fused = times[BENCH_FUSED].median, unfused = times[BENCH_UNFUSED].median;
-  char ranges[BENCH_KINDS][48] = {"", ""};
+  ShortText ranges[BENCH_KINDS] = {{""}, {""}};
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (isfinite(times[kind].median))
-      snprintf(ranges[kind], sizeof ranges[kind], "(%.3f to %.3f)", times[kind].tenth,
-               times[kind].ninetieth);
-  printf("%-16s %10.3f %-22s %10s %-22s %10.3f %9.3f %9s\n", name, fused, ranges[BENCH_FUSED],
-         cell("%.3f", unfused).text, ranges[BENCH_UNFUSED], least, fused / least,
+      ranges[kind] = short_text("(%.3f to %.3f)", times[kind].tenth, times[kind].ninetieth);
+  printf("%-16s %10.3f %-22s %10s %-22s %10.3f %9.3f %9s\n", name, fused, ranges[BENCH_FUSED].text,
+         cell("%.3f", unfused).text, ranges[BENCH_UNFUSED].text, least, fused / least,
          cell("%.3f", unfused / fused).text);
 }
 

@@ -1,7 +1,6 @@
 // --fit: a config for this machine, a text and a time. What it chooses by is configs/RECIPE.md's
 // table; how fast the machine is, it measures.
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +27,7 @@ static const double most_measured_seconds = 4, start_seconds = 1, save_rate = 0.
 // One key of the config: an override, "train.steps=7600", and why.
 typedef struct Choice {
   char *text;
-  char why[128];
+  ShortText why;
 } Choice;
 
 typedef struct Fit {
@@ -88,19 +87,10 @@ static int64_t window_of(const Fit *f, int64_t width) {
 
 // ---- Choices
 
-static void choose(Fit *f, const char *why, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void choose(Fit *f, const char *why, const char *format, ...) {
-  Choice *c = &f->choices[f->count++];
-  va_list values, again;
-  va_start(values, format);
-  va_copy(again, values);
-  const size_t bytes = (size_t)vsnprintf(NULL, 0, format, values) + 1;
-  vsnprintf(c->text = xmalloc(bytes), bytes, format, again);
-  va_end(again);
-  va_end(values);
-  snprintf(c->why, sizeof c->why, "%s", why);
+static void add_choice(Fit *f, const char *why, char *text) {
+  f->choices[f->count++] = (Choice){text, short_text("%s", why)};
 }
+#define choose(f, why, ...) add_choice(f, why, xasprintf(__VA_ARGS__))
 
 static void forget_choices(Fit *f) {
   while (f->count > 0) free(f->choices[--f->count].text);
@@ -486,7 +476,8 @@ static int read_words(Fit *f, int argc, char **argv, Error *err) {
 }
 
 static void print_choices(const Fit *f) {
-  for (int i = 0; i < f->count; i++) printf("  %-42s %s\n", f->choices[i].text, f->choices[i].why);
+  for (int i = 0; i < f->count; i++)
+    printf("  %-42s %s\n", f->choices[i].text, f->choices[i].why.text);
   for (int i = 0; i < f->override_count; i++) printf("  %-42s as you say\n", f->overrides[i]);
 }
 

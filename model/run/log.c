@@ -277,16 +277,15 @@ void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_t
 
 static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s) {
   const StepResult *r = &s->result;
-  char mfu[40] = "", saturated[40] = "";
+  ShortText mfu = {""}, saturated = {""};
   if (isfinite(s->mfu))
-    snprintf(mfu, sizeof mfu, " | %4.1f%% of %speak", 100 * s->mfu, s->fp8 ? "FP8's " : "");
-  if (s->fp8 && r->saturated > 0)
-    snprintf(saturated, sizeof saturated, " | %d saturated", r->saturated);
+    mfu = short_text(" | %4.1f%% of %speak", 100 * s->mfu, s->fp8 ? "FP8's " : "");
+  if (s->fp8 && r->saturated > 0) saturated = short_text(" | %d saturated", r->saturated);
   printf("step %*lld/%lld | loss %.4f | lr %.2e | norm %.3f | %.1f ms | %s tok/s%s | %s left%s%s\n",
          snprintf(NULL, 0, "%lld", (long long)log->steps), (long long)s->step,
          (long long)log->steps, r->loss, s->lr, r->grad_norm, r->ms, count_text(tokens_per_s).text,
-         mfu, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text, saturated,
-         r->applied ? "" : " | SKIPPED: not finite, weights unchanged");
+         mfu.text, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text,
+         saturated.text, r->applied ? "" : " | SKIPPED: not finite, weights unchanged");
   fflush(stdout);
 }
 
@@ -314,12 +313,11 @@ void log_train(RunLog *log, const StepLine *s) {
 }
 
 void log_val(RunLog *log, const ValLine *v, bool best) {
-  char error[40] = "", bits[48] = "";
-  if (!v->whole && isfinite(v->error)) snprintf(error, sizeof error, " +- %.4f", v->error);
-  if (isfinite(v->bits_per_byte))
-    snprintf(bits, sizeof bits, ", %.4f bits per byte,", v->bits_per_byte);
+  ShortText error = {""}, bits = {""};
+  if (!v->whole && isfinite(v->error)) error = short_text(" +- %.4f", v->error);
+  if (isfinite(v->bits_per_byte)) bits = short_text(", %.4f bits per byte,", v->bits_per_byte);
   printf("step %lld | validation loss %.4f%s%s over %s tokens%s%s\n", (long long)v->step, v->loss,
-         error, bits, count_text((double)v->tokens).text, v->whole ? ", all windows" : "",
+         error.text, bits.text, count_text((double)v->tokens).text, v->whole ? ", all windows" : "",
          best ? " (best so far)" : "");
   fflush(stdout);
   JsonWriter *w = begin_record(log, "val", v->step);
@@ -394,16 +392,14 @@ static bool has_line(const char *path, const char *begin) {
 }
 
 void log_saved_before(RunLog *log, int64_t step, const char *path) {
-  char begin[64];
-  snprintf(begin, sizeof begin, "{\"kind\":\"save\",\"step\":%lld,", (long long)step);
-  if (!has_line(log->path.text, begin)) put_record(log, "save", step, "path", path);
+  const ShortText begin = short_text("{\"kind\":\"save\",\"step\":%lld,", (long long)step);
+  if (!has_line(log->path.text, begin.text)) put_record(log, "save", step, "path", path);
 }
 
 bool log_has_end(const char *run_dir, int64_t step) {
-  char begin[80];
-  snprintf(begin, sizeof begin, "{\"kind\":\"stop\",\"step\":%lld,\"reason\":\"done\"}",
-           (long long)step);
-  return has_line(path_text("%s/log.jsonl", run_dir).text, begin);
+  const ShortText begin =
+      short_text("{\"kind\":\"stop\",\"step\":%lld,\"reason\":\"done\"}", (long long)step);
+  return has_line(path_text("%s/log.jsonl", run_dir).text, begin.text);
 }
 
 void log_stop(RunLog *log, int64_t step, const char *reason) {
