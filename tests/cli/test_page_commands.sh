@@ -35,7 +35,6 @@ scripts/to_gguf.py *                    | never                     | a checkout
 nsys *                                  | never                     | a GPU, Nsight
 ncu *                                   | never                     | a GPU, Nsight
 scripts/peers/kernels.sh *              | never                     | a GPU, torch
-./train --score runs/real/run *         | never                     | the text that stands in has no sentences
 *PEERS=*                                | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes
 ./train --page * --serve *              | never                     | it serves until Ctrl-C

@@ -53,27 +53,6 @@ said=$("$TRAIN" --score "$run" "blimp=$folder/blimp" | cut -c1-34 | tr -s ' \n' 
 check several_files_of_a_task_are_named "$said" \
   test "$said" = 'task blimp a_tie blimp an_agreement blimp '
 
-# What held_out_tasks.py makes tasks of is what ./prepare keeps for validation.
-seq 300 | sed 's/.*/{"text": "Number & is a number. The number has a name of its own."}/' >"$folder/many.jsonl"
-must "$PREPARE" --val-fraction 0.1 --out "$folder/many" "$folder/many.jsonl"
-tokens=$((($(stat -c %s "$folder"/many/val-*.bin) - 1024) / 2))
-bytes=$(cd scripts && "${PYTHON:-python3}" -c 'import sys, held_out_tasks
-print(sum(len(text) + 2 for text in held_out_tasks.held_out(open(sys.argv[1]), 0.1, 0)))' "$folder/many.jsonl")
-check the_tasks_are_of_held_out_documents "$bytes bytes, $tokens tokens" \
-  test "$bytes" = "$tokens" -a "$tokens" -gt 1000
-must scripts/held_out_tasks.py "$folder/many.jsonl" "$folder/held-out" --val-fraction 0.1
-mkdir "$folder/model"
-cp "$tasks"/model/* "$tasks"/llama3/* "$folder/model" # has longer windows
-said=$("$TRAIN" --score "$folder/model" "$folder/held-out" 2>&1 | cut -c1-34 | tr -s ' \n' ' ')
-check and_are_scored "it said $said" \
-  test "$said" = 'task blimp a_an blimp has_have blimp it_its blimp '
-
-head -n 99 "$folder/many.jsonl" >"$folder/few.jsonl"
-said=$(scripts/held_out_tasks.py "$folder/few.jsonl" "$folder/few" 2>&1)
-check of_few_documents_there_are_no_tasks "status $?, it said $said" \
-  test "$said" = "held_out_tasks.py: 99 documents are too few: of fewer than 100 ./prepare keeps \
-their ends for validation" -a ! -e "$folder/few"
-
 refuses without_a_task_it_names_them 'tasks are hellaswag, piqa, arc_easy' --score "$run"
 refuses a_missing_file_is_named "there is no file '$folder/none.jsonl'" \
   --score "$run" "piqa=$folder/none.jsonl"
