@@ -3,12 +3,12 @@
 
 usage: tests/support/make_scores.py     (needs: pip install 'lm_eval[hf]', here 0.4.13)
 
-The .jsonl files there are a few invented examples of each task, and are not touched. Written are
+The .jsonl files there, and the bundle of CORE's form in core/, have a few invented examples of each
+task, and are not touched. Written are
   model/          config.json and model.safetensors of a small random LLaMA, with more rows of
                   logits than a tokenizer has tokens
   TOKENIZER/      tokenizer.json and tokenizer_config.json: gpt2, byte level, without BOS; llama2,
                   Metaspace, and llama3, byte level, both with BOS in the post-processor
-  core/           a bundle of CORE's form
   expected.json   of each tokenizer and task the sums, the decisions and the results
 lm-evaluation-harness' own task files are taken, with the data files in place of the Hub's.
 """
@@ -201,51 +201,6 @@ def harness(folder, pretrained):
 # ---- CORE, by nanochat's rule
 
 
-def make_bundle():
-    data = SCORES / "core" / "eval_data" / "made"
-    data.mkdir(parents=True, exist_ok=True)
-    animals = ["cat", "dog", "cow", "hen", "ant", "bee", "owl", "fox", "elk", "eel"]
-    files = {
-        "choice": [
-            {
-                "query": f"Question: what has the {a} {i}\nAnswer:",
-                "choices": [f"a {a}", f"{i} {a}s", f"a {a} and {i}"],
-                "gold": i % 3,
-            }
-            for i, a in enumerate(animals[:7])
-        ],
-        "schema": [
-            {
-                "context_options": [
-                    f"The {a} saw the {b} because the {a}",
-                    f"The {a} saw the {b} because the {b}",
-                ],
-                "continuation": "was near.",
-                "gold": i % 2,
-            }
-            for i, (a, b) in enumerate(zip(animals, animals[3:]))
-        ],
-        "say": [
-            {"context": f"{i} and {i % 5} are ", "continuation": f"{i + i % 5}"} for i in range(24)
-        ],
-    }
-    for name, rows in files.items():
-        (data / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (SCORES / "core" / "core.yaml").write_text(
-        "icl_tasks:\n-\n  label: choice_task\n  dataset_uri: made/choice.jsonl\n"
-        "  num_fewshot: [3]\n  icl_task_type: multiple_choice\n"
-        "-\n  label: schema_task # two contexts\n  dataset_uri: made/schema.jsonl\n"
-        "  num_fewshot:\n  - 1\n  - 5\n  icl_task_type: schema\n  continuation_delimiter: ' '\n"
-        "- label: say_task\n  dataset_uri: made/say.jsonl\n  num_fewshot: [2]\n"
-        '  icl_task_type: language_modeling\n  continuation_delimiter: "\\nAnswer: "\n'
-    )
-    (SCORES / "core" / "eval_meta_data.csv").write_text(
-        "Eval Task,Task Category,Random baseline,Description\n"
-        'choice_task,made,33,"animals, and ""what"" they have"\n'
-        'schema_task,"made",50,two\nsay_task,made,0,sums\n'
-    )
-
-
 def prompts_of(row, kind, between, examples):
     trim = (lambda t: t.strip()) if kind == "say" else (lambda t: t)
     front = ""
@@ -340,7 +295,6 @@ def rounded(value):
 def main():
     torch.set_num_threads(1)
     make_model()
-    make_bundle()
     expected = {}
     with tempfile.TemporaryDirectory() as temporary:
         temporary = pathlib.Path(temporary)
