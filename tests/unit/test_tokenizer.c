@@ -41,6 +41,11 @@ static Text decode(const Tokenizer *t, const TokenIds *ids, bool whole) {
   return text;
 }
 
+static void expect_text(Text text, const char *expected, size_t bytes) {
+  assert_int_equal(text.bytes, bytes);
+  assert_memory_equal(text.data, expected, bytes);
+}
+
 static Text from_base64(const char *text) {
   static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   Text b = {0};
@@ -50,6 +55,7 @@ static Text from_base64(const char *text) {
     value = value << 6 | (unsigned)(strchr(digits, *text) - digits);
     if ((bits += 6) >= 8) text_append(&b, &(char){(char)(value >> (bits -= 8))}, 1);
   }
+  held(b.data);
   return b;
 }
 
@@ -64,6 +70,7 @@ static Text shown(const Text *text) {
     n = utf8_length(text->data + i, text->bytes - i);
     text_append(&out, n ? text->data + i : "\xef\xbf\xbd", n ? n : 3);
   }
+  held(out.data);
   return out;
 }
 
@@ -83,9 +90,6 @@ static void check_case(const Tokenizer *t, Encoder *encoder, const cJSON *expect
   Text bytes = decode(t, &ids, false), ours = shown(&bytes);
   if (ours.bytes != decoded.bytes || memcmp(ours.data, decoded.data, ours.bytes) != 0)
     fail_msg("%s, text %d: decodes to '%.*s'", name, number, (int)ours.bytes, ours.data);
-  free(text.data);
-  free(decoded.data);
-  free(ours.data);
 }
 
 // How many bytes, but for white space, can be joined with a newline before them.
@@ -186,9 +190,7 @@ static void check_bytes_come_back(const char *path) {
   Encoder *encoder = open_encoder(t);
   for (size_t bytes = 0; bytes < sizeof text; bytes += bytes < 300 ? 1 : 977) {
     TokenIds ids = encode_with(encoder, text, bytes);
-    Text back = decode(t, &ids, false);
-    assert_int_equal(back.bytes, bytes);
-    assert_memory_equal(back.data, text, bytes);
+    expect_text(decode(t, &ids, false), text, bytes);
   }
 }
 
@@ -241,10 +243,8 @@ TEST(a_piece_that_continues_has_nothing_in_front) {
     must(encoder_append(encoder, "the line\n", 9, false, &ids, &err), &err);
     const int64_t first = ids.count;
     must(encoder_append(encoder, "the next", 8, true, &ids, &err), &err);
-    Text both = decode(t, &ids, true);
     const char *expected = i == 0 ? " the line\nthe next" : "the line\nthe next";
-    assert_int_equal(both.bytes, strlen(expected));
-    assert_memory_equal(both.data, expected, both.bytes);
+    expect_text(decode(t, &ids, true), expected, strlen(expected));
     TokenIds whole = encode(t, "the line\nthe next", 17);
     assert_true(ids.count >= whole.count && ids.count > first);
     free(ids.ids);
@@ -260,9 +260,7 @@ TEST(a_long_word_is_encoded_in_time) {
     memset(text, i % 2 ? ' ' : 'e', BYTES);
     Tokenizer *t = open_tokenizer(kinds[i / 2]);
     TokenIds ids = encode(t, text, BYTES);
-    Text back = decode(t, &ids, true);
-    assert_int_equal(back.bytes, BYTES);
-    assert_memory_equal(back.data, text, BYTES);
+    expect_text(decode(t, &ids, true), text, BYTES);
   }
 }
 
@@ -318,8 +316,7 @@ TEST(an_encoder_mixes_no_words_up) {
     TokenIds ids = encode_with(warm, text, bytes);
     assert_in_range(ids.count, 2, 7);
     Text back = decode(t, &ids, true);
-    assert_int_equal(back.bytes, bytes);
-    assert_memory_equal(back.data, text, bytes);
+    expect_text(back, text, bytes);
     let_go(back.data);
     let_go(ids.ids);
   }

@@ -87,34 +87,19 @@ static void refused(const char *folder, int32_t magic, int32_t version, int32_t 
   assert_null(file.path);
 }
 
-TEST(a_wrong_magic_number_is_refused) {
+TEST(a_faulty_header_is_refused) {
   refused(*state, 20240521, 1, 8, 1024 + 16, "it begins with 20240521, 1, not 20240520, 1");
   refused(*state, 0, 0, 0, 1024, "it begins with 0, 0, not");
-}
-
-TEST(a_wrong_version_is_refused) {
   refused(*state, 20240520, 2, 8, 1024 + 16, "it begins with 20240520, 2, not");
   refused(*state, 20240520, 7, 8, 1024 + 16, "it begins with 20240520, 7, not");
   refused(*state, 20240801, 1, 8, 1024 + 32, "it begins with 20240801, 1, not");
-}
-
-TEST(a_negative_count_is_refused) {
   refused(*state, 20240520, 1, -1, 1024 + 16, "number of tokens is -1");
   refused(*state, 20240801, 7, INT32_MIN, 1024, "number of tokens is -2147483648");
-}
-
-TEST(a_truncated_header_is_refused) {
   refused(*state, 20240520, 1, 0, 1023, "it has 1023 bytes, less than the header's 1024");
   refused(*state, 20240520, 1, 0, 0, "it has 0 bytes");
-}
-
-TEST(a_truncated_file_is_refused) {
   refused(*state, 20240520, 1, 8, 1024 + 15, "is cut short: its header promises 1040 bytes");
   refused(*state, 20240801, 7, 8, 1024 + 16, "promises 1056 bytes, but it has 1040");
   refused(*state, 20240801, 7, INT32_MAX, 1024 + 16, "promises 8589935612 bytes");
-}
-
-TEST(a_file_too_long_is_refused) {
   refused(*state, 20240520, 1, 8, 1024 + 17, "is too long: its header promises 1040 bytes");
   refused(*state, 20240520, 1, 0, 1026, "is too long");
 }
