@@ -3,9 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/command.h"
 #include "base/file.h"
-#include "base/os.h"
 #include "model/run/commands.h"
 #include "model/run/run.h"
 #include "model/run/token_text.h"

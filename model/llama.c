@@ -1,7 +1,6 @@
 #include "model/llama.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

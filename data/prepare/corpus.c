@@ -6,9 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/memory.h"
-#include "base/os.h"
 #include "data/tokenizer/cut.h"
 
 enum { BLOCK_BYTES = 1 << 20 };

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE // pipe2, F_SETPIPE_SZ
 #include "data/prepare/parquet.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>

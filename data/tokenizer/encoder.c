@@ -1,7 +1,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/json.h"
 #include "base/text.h"
 #include "data/tokenizer/json.h"
 #include "data/tokenizer/parts.h"

@@ -7,7 +7,6 @@
 #include <xxhash.h>
 
 #include "base/memory.h"
-#include "data/tokenizer/tokenizer.h"
 
 // ---- GPT-2's alphabet
 

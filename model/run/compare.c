@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/minmax.h"

@@ -1,11 +1,8 @@
 #include "model/run/commands.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/file.h"
-#include "base/json.h"
-#include "base/memory.h"
 #include "model/run/backend.h"
 
 // ---- Its files besides the weights

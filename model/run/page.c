@@ -1,7 +1,6 @@
 // --page: runs as one HTML file (page.html with their data), or served on the loopback address
 // while they run.
 #define _GNU_SOURCE // strcasestr
-#include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
 #include <netinet/in.h>

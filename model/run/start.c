@@ -2,7 +2,6 @@
 // configuration, tokenizer and data have to fit.
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

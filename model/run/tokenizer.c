@@ -1,6 +1,5 @@
 // Which tokenizer a run has.
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "base/file.h"
 #include "model/run/run.h"

@@ -1,6 +1,5 @@
 // A validation: which windows it reads, their mean, and a pass over them.
 #include <math.h>
-#include <string.h>
 
 #include "base/range.h"
 #include "base/rng.h"

@@ -6,7 +6,6 @@
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 typedef struct Card {
   const char *name;

@@ -7,8 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/memory.h"
-#include "base/text.h"
 #include "data/tokenizer/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);

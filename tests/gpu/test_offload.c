@@ -11,7 +11,6 @@
 #include "model/run/backend.h"
 #include "tests/gpu/fp8_here.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 enum { STEPS = 6, TOKENS = 128, PARTS = 3 };
 

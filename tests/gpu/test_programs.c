@@ -2,7 +2,6 @@
 // fp32. The bound of each error is twice the error of a twin: the CPU's result rounded to bf16
 // wherever the program stores a bf16 value. Usage: test_programs [NAME [MxNxK]]: one test alone,
 // which is named after its program, in its own shapes or in this one.
-#include <unistd.h>
 
 #include "kernels/fused/kernels.h"
 #include "tests/gpu/program_rig.h"

@@ -5,7 +5,6 @@
 
 #include "base/os.h"
 #include "tests/gpu/gpu_test.h"
-#include "tests/support/tiny_run.h"
 #include "tests/support/shapes.h"
 
 static Backend *open_gpu(void) {

@@ -1,6 +1,5 @@
 #include "tests/support/fixtures.h"
 
-#include "model/run/checkpoint/checkpoint.h"
 #include "tests/support/gradient.h"
 #include "tests/support/safe_values.h"
 #include "tests/support/shapes.h"

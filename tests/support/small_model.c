@@ -4,7 +4,6 @@
 #include "tests/support/bf16_twin.h"
 #include "tests/support/shapes.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 enum { SEQ = 64, BATCH = SMALL_TOKENS / SEQ, VALIDATION = 1000000 };
 

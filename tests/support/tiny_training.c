@@ -2,7 +2,6 @@
 
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 enum { TOKENS = 200, VOCAB = 11 };
 

@@ -10,7 +10,6 @@
 
 #include "base/os.h"
 #include "model/run/run.h"
-#include "tests/support/data_test.h"
 #include "tests/support/faults.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"

@@ -4,11 +4,7 @@
 #include <time.h>
 
 #include "base/file.h"
-#include "base/memory.h"
-#include "kernels/math.h"
-#include "model/run/backend.h"
 #include "model/run/bench.h"
-#include "model/tensors.h"
 #include "tests/support/test.h"
 
 enum { NO_ROOM = 77, NOT_FINITE = 78 /* seeds */ };

@@ -1,6 +1,5 @@
 // Files that other programs or older versions wrote, or that are not what the model needs: which
 // weights, moments and FP8 scalings are loaded, passed over and refused.
-#include <unistd.h>
 
 #include "data/safetensors.h"
 #include "model/run/checkpoint/files.h"

@@ -1,7 +1,6 @@
 // Attention's choices from one start to the next: what is found again, and what is not trusted.
 #include "kernels/cuda/attention.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 static const char first[] = "coda attention test\n";
 

@@ -1,7 +1,6 @@
 // The configuration: what is accepted, what is refused and in which words, that the resolved form
 // reads back as the same bytes, and that every file in configs/ is valid.
 #include <dirent.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include "tests/support/config_test.h"

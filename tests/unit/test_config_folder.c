@@ -4,7 +4,6 @@
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 #define HF_CONFIG "{\"model_type\": \"llama\", " SIZES ", \"rope_theta\": 7e5"
 

@@ -7,7 +7,6 @@
 #include "base/rng.h"
 #include "model/run/checkpoint/files.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 // What saved checkpoints were made with: another number makes all of them damaged ones.
 enum { PIECE = 16777216 };

@@ -11,7 +11,6 @@
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 enum { FILES = 3 };
 static const char *const names[FILES] = {"a", "b", "c"};

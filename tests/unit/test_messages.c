@@ -6,7 +6,6 @@
 #include "data/safetensors.h"
 #include "data/tasks/tasks.h"
 #include "model/run/checkpoint/checkpoint.h"
-#include "model/run/checkpoint/files.h"
 #include "tests/support/config_test.h"
 #include "tests/support/test.h"
 

@@ -4,7 +4,6 @@
 
 #include "data/model_folder.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 // A run's folder, in which folders are "checkpoints" by their names and a file or two.
 typedef struct Test {

@@ -1,5 +1,4 @@
 // The rows of kernels/ops.def: their work by hand, and that a step calls and marks what they say.
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/math.h"
 #include "tests/support/shapes.h"

@@ -1,6 +1,5 @@
 // Text that ./prepare cuts into pieces and encodes on several threads has the ids of the whole.
 #include "base/rng.h"
-#include "data/prepare/corpus.h"
 #include "data/prepare/encoding.h"
 #include "data/tokenizer/cut.h"
 #include "data/tokenizer/regex.h"

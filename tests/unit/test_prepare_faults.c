@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/folder.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"

@@ -1,9 +1,7 @@
 // The window that profilers record: which steps it holds, that it is closed however a run ends, and
 // what it does to recorded steps.
 #include "model/run/run.h"
-#include "tests/support/data_test.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 #include "tests/support/tiny_training.h"
 
 // What a backend was asked for. It gets no context to keep this in.

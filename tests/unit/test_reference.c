@@ -1,7 +1,6 @@
 // The CPU backend is what GPUs are judged by, so its own sums have to be good: the loss, its
 // gradient and the long row sums of a step against the same in fp64, at a real vocabulary.
 #include "base/rng.h"
-#include "kernels/cpu/cpu.h"
 #include "tests/support/shapes.h"
 #include "tests/support/small_model.h"
 #include "tests/support/test.h"

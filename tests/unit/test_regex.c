@@ -3,7 +3,6 @@
 
 #include "base/text.h"
 #include "data/tokenizer/regex.h"
-#include "tests/support/data_test.h"
 #include "tests/support/test.h"
 
 static Regex *open_it(const char *pattern) {

@@ -11,7 +11,6 @@
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 static OptimizerConfig schedule(Schedule kind, int64_t warmup, int64_t decay) {
   return (OptimizerConfig){.schedule = kind,

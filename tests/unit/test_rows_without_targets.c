@@ -2,7 +2,6 @@
 // FP8. They leave zeros, other rows do not see them, and the update divides by the rows that count.
 #include "base/rng.h"
 #include "data/batch.h"
-#include "kernels/formats.h"
 #include "tests/support/gradient.h"
 #include "tests/support/small_model.h"
 #include "tests/support/shapes.h"

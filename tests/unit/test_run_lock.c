@@ -5,7 +5,6 @@
 #include "model/run/checkpoint/lock.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 // A folder with RUN, which is locked.
 typedef struct Locked {

@@ -4,7 +4,6 @@
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 enum { OTHERS = 12345 }; // a fingerprint that no tokenizer here has
 

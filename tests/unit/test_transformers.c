@@ -9,7 +9,6 @@
 #include "data/safetensors.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 
 // Largest accepted errors (see Worst), and what fp32 on the CPU was observed to give: the
 // worst over all fixtures and over oneDNN's code for AVX-512, AVX2, AVX and SSE4.1. What remains is

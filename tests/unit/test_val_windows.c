@@ -5,7 +5,6 @@
 #include "model/run/run.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
-#include "tests/support/tiny_run.h"
 #include "tests/support/tiny_training.h"
 
 static const struct {

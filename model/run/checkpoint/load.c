@@ -1,10 +1,8 @@
 // Weights and moments from files of safetensors into the packed tensors.
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
-#include "base/json.h"
 #include "base/memory.h"
 #include "model/run/checkpoint/files.h"
 #include "model/tensors.h"

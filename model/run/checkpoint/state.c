@@ -6,7 +6,6 @@
 // is read, too, and so is the `schedule` of older versions, which is ignored.
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
