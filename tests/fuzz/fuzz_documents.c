@@ -10,8 +10,6 @@
 #include "data/documents.h"
 #include "tests/fuzz/folder.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 // With the right checksum more of the reader is reached.
 static void seal(uint8_t *file, size_t size) {
   XXH3_state_t *hash = XXH3_createState();

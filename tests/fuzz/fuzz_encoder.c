@@ -9,8 +9,6 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 enum { KINDS = 7, LOSSLESS = 3 };
 
 typedef struct Kind {

@@ -9,8 +9,6 @@
 #include "base/memory.h"
 #include "model/run/commands.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   Error err = {""};
   TokenIds ids = {0}, again = {0};

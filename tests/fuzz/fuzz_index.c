@@ -6,8 +6,6 @@
 #include "model/run/checkpoint/files.h"
 #include "tests/fuzz/folder.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   ShardNames shards;
   Error err = {""};

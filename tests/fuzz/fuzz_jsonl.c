@@ -11,8 +11,6 @@
 #include "base/memory.h"
 #include "data/prepare/corpus.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 // cJSON takes numbers as "01" and "1.", control characters in strings and half surrogate pairs in
 // its own way, and ends a string at a NUL. What json_parse refuses may be another key's repetition.
 static void compare(const char *line, size_t size, const char *text, size_t text_bytes) {

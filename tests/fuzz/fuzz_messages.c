@@ -10,8 +10,6 @@
 #include "base/memory.h"
 #include "data/chat/render.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 enum { KINDS = 4 };
 
 typedef struct Kind {

@@ -7,8 +7,6 @@
 #include "model/run/checkpoint/files.h"
 #include "tests/fuzz/folder.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   Error err = {""};
   TrainState state, again;

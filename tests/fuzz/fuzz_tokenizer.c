@@ -6,8 +6,6 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   static const char text[] =
       "Hello  <s> w\xc3\xb6rld's 123 ab aab\n\n\xf0\x9f\x98\x80 \xff\xe2\x96\x81 e\xcc\x81";

@@ -8,8 +8,6 @@
 #include "data/tokens.h"
 #include "tests/fuzz/folder.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   enum { VOCAB = 258 };
   Error err = {""};

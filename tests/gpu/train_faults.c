@@ -10,11 +10,8 @@ static long number(const char *name) {
 }
 
 void *__real_gpu_alloc(size_t bytes);
-void *__wrap_gpu_alloc(size_t bytes);
 void *__real_gpu_alloc_host(size_t bytes);
-void *__wrap_gpu_alloc_host(size_t bytes);
 cudaError_t __real_cudaEventSynchronize(cudaEvent_t event);
-cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t event);
 
 // Allocation FAIL_ALLOCATION of the process finds no memory.
 void *__wrap_gpu_alloc(size_t bytes) {

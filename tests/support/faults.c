@@ -24,30 +24,17 @@ static bool strikes(const char *call) {
 }
 
 ssize_t __real_write(int fd, const void *data, size_t bytes);
-ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 int __real_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...);
-int __wrap_fsync(int fd);
 void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__real_realloc(void *old, size_t bytes);
-void *__wrap_realloc(void *old, size_t bytes);
 int __real_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to);
 int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
-int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
 int __real_symlink(const char *target, const char *path);
-int __wrap_symlink(const char *target, const char *path);
 int __real_mkdir(const char *path, mode_t mode);
-int __wrap_mkdir(const char *path, mode_t mode);
 int __real_unlink(const char *path);
-int __wrap_unlink(const char *path);
 int __real_unlinkat(int dir, const char *path, int flags);
-int __wrap_unlinkat(int dir, const char *path, int flags);
 int __real_rmdir(const char *path);
-int __wrap_rmdir(const char *path);
 
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
   const bool half = injected.fault == FAIL_SHORT || injected.fault == DIE_SHORT;

@@ -12,6 +12,9 @@
 #include "tests/support/bf16_twin.h"
 #include "tests/support/test.h"
 
+// What stands in for other functions needs few of their arguments.
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 // The planted faults, each in the operation that its name begins with.
 typedef enum Fault {
   NO_FAULT,
@@ -147,7 +150,6 @@ static void program_qkv_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Ope
 // ---- The GPU
 
 static int fuse(Backend *be, OperationSet operations, Error *err) {
-  (void)err;
   machine.fused = operations;
 #define OP(name, ...) be->name = machine.unfused.name;
 #include "kernels/ops.def"
@@ -169,13 +171,11 @@ static int fuse(Backend *be, OperationSet operations, Error *err) {
 }
 
 static void marks_open(Backend *be, int most) {
-  (void)be;
   assert_true(most <= (int)(sizeof machine.marks / sizeof *machine.marks));
   machine.mark_count = 0;
 }
 
 static void mark(Backend *be, int what) {
-  (void)be;
   const Mark *last = machine.mark_count > 0 ? &machine.marks[machine.mark_count - 1] : NULL;
   double ms = last ? last->ms : 0;
   if (what == MARK_END) ms += machine.fused >> last->what & 1 ? machine.fused_ms[last->what] : 1;
@@ -183,7 +183,6 @@ static void mark(Backend *be, int what) {
 }
 
 static int marks_read(Backend *be, Mark *marks) {
-  (void)be;
   memcpy(marks, machine.marks, (size_t)machine.mark_count * sizeof *marks);
   return machine.mark_count;
 }
@@ -293,15 +292,7 @@ TEST(programs_in_fp8_may_have_its_error_and_no_fault) {
 
 // ---- What is remembered of it
 
-char *__wrap_gpu_recall(const Gpu *gpu, const char *cache, const char *question);
-void __wrap_gpu_remember(const Gpu *gpu, const char *cache, const char *question,
-                         const char *answer);
-Backend *__wrap_backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err);
-int __wrap_backend_fused_supported(const Spec *spec, Error *err);
-int __wrap_backend_fuse(Backend *be, OperationSet operations, Error *err);
-
 char *__wrap_gpu_recall(const Gpu *gpu, const char *cache, const char *question) {
-  (void)gpu, (void)cache;
   const char *answer = choices_find(&machine.remembered, question);
   char *copy = answer ? xstrdup(answer) : NULL;
   if (copy) copy[strcspn(copy, "\n")] = '\0';
@@ -310,7 +301,6 @@ char *__wrap_gpu_recall(const Gpu *gpu, const char *cache, const char *question)
 
 void __wrap_gpu_remember(const Gpu *gpu, const char *cache, const char *question,
                          const char *answer) {
-  (void)gpu, (void)cache;
   choices_keep(&machine.remembered, question, answer);
 }
 
@@ -322,14 +312,12 @@ static void forget(void) {
 }
 
 Backend *__wrap_backend_gpu_create(const Spec *spec, const Gpu *gpu, Error *err) {
-  (void)gpu, (void)err;
   machine.created++;
   machine.opened = *spec;
   return fused_backend(spec);
 }
 
 int __wrap_backend_fused_supported(const Spec *spec, Error *err) {
-  (void)spec, (void)err;
   return 0;
 }
 

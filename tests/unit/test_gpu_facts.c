@@ -6,8 +6,6 @@
 #include "tests/support/shapes.h"
 #include "tests/support/test.h"
 
-int __wrap_gpu_find(Gpu *gpu, Error *err);
-
 // A card of 80 GiB, of which 1 is taken.
 static Gpu the_card = {.memory_bytes = (size_t)80 << 30,
                        .free_bytes = (size_t)79 << 30,

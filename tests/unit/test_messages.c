@@ -9,17 +9,18 @@
 #include "tests/support/config_test.h"
 #include "tests/support/test.h"
 
+// What stands in for other functions needs few of their arguments.
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 // Each reads text[bytes], with a NUL behind it, which it may spoil. name: its own. -1: a sentence.
 typedef int InputReader(const char *name, char *text, size_t bytes, Error *err);
 
 static int read_jsonl(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name;
   Span document;
   return jsonl_text(text, bytes, "a.b", &document, err);
 }
 
 static int read_mixture(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name, (void)bytes;
   Mixture m;
   const int status = mixture_parse(&m, text, err);
   if (status != 0) assert_int_equal(m.count, 0);
@@ -28,14 +29,12 @@ static int read_mixture(const char *name, char *text, size_t bytes, Error *err) 
 }
 
 static int read_tokenizer(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name;
   Tokenizer *t = tokenizer_parse("some.json", text, bytes, err);
   tokenizer_close(t);
   return t ? 0 : -1;
 }
 
 static int read_conversation(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name;
   Conversation c = {0};
   const int status = conversation_parse(&c, text, bytes, err);
   conversation_free(&c);
@@ -65,7 +64,6 @@ static int render(const char *name, char *text, size_t bytes, Error *err) {
 }
 
 static int read_config(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name, (void)bytes;
   Config config;
   const int status = config_parse(&config, "c.json", text, 0, NULL, err);
   if (status != 0) assert_says(err, "c.json");
@@ -73,7 +71,6 @@ static int read_config(const char *name, char *text, size_t bytes, Error *err) {
 }
 
 static int read_override(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name, (void)bytes;
   Config config;
   const int status = config_parse(&config, "c.json", MINIMAL, 1, &text, err);
   if (status != 0 && !strstr(err->text, "c.json with the overrides: ")) assert_says(err, text);
@@ -82,7 +79,6 @@ static int read_override(const char *name, char *text, size_t bytes, Error *err)
 
 // Hugging Face's config.json, which has no section of ours.
 static int read_model(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name, (void)bytes;
   ModelConfig model;
   const int status = model_config_parse(&model, "config.json", text, err);
   if (status != 0) assert_says(err, "config.json: ");
@@ -91,7 +87,6 @@ static int read_model(const char *name, char *text, size_t bytes, Error *err) {
 }
 
 static int read_state(const char *name, char *text, size_t bytes, Error *err) {
-  (void)name, (void)bytes;
   TrainState state;
   const char *const folder = temporary_folder();
   put_file(path_text("%s/" STATE_FILE, folder).text, text);
@@ -119,7 +114,6 @@ static int read_safetensors(const char *name, char *text, size_t bytes, Error *e
 
 // Of the task that the name ends with, in a file.
 static int read_task(const char *name, char *text, size_t bytes, Error *err) {
-  (void)bytes;
   const PathText path = path_text("%s/task.jsonl", temporary_folder());
   QuestionSet set;
   put_file(path.text, text);
