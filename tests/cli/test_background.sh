@@ -8,7 +8,6 @@ prepare_run 400
 options=(train.steps=8 train.save_interval=2 train.keep_checkpoints=9)
 must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"
 
-said() { echo "it said: $(tail -n 5 "$folder/said") $(cat "$folder/said.err")"; }
 place() { grep -n -- "$1" "$folder/$2/log.jsonl" | head -n 1 | cut -d: -f 1; } # of a record in a log
 saves_are_told() { for step in 2 4 6 8; do grep -q "\"kind\":\"save\",\"step\":$step,.*\"waited_ms\":" "$1" || return 1; done; }
 

@@ -40,21 +40,18 @@ shown() { # shown TOKENIZER: both conversations, whichever of them is for valida
     { "$prepare" --show 9 shown; "$prepare" --show 9 shown/val-00000.bin; }
 }
 shown tok >said
-grep -qzF $'<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n<|im_end|>?<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>]]' said
-status=$?
-check what_counts_is_marked "$(cat said)" test $status = 0
+check what_counts_is_marked "$(cat said)" \
+  grep -qzF $'<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n<|im_end|>?<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>]]' said
 shown tok3 >said
-grep -qzF $'<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\u00e9 <|eot_id|><|eot_id|>]]' said
-status=$?
-check llama3_trims_contents "$(cat said)" test $status = 0
+check llama3_trims_contents "$(cat said)" \
+  grep -qzF $'<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\u00e9 <|eot_id|><|eot_id|>]]' said
 
 # ---- Roles in any order, null, parts, and a turn that is shown but not learnt
 printf '%s\n' '{"messages":[{"role":"assistant","content":"A","tool_calls":null},{"role":"tool","content":[{"type":"text","text":"{1"},{"type":"text","text":"}"}]},{"role":"system","content":"S"},{"role":"assistant","content":"B","weight":0},{"role":"assistant","content":"C"}],"n":1}' \
   '{"messages":[{"role":"assistant","content":"D"}]}' >shown.jsonl
 shown tok >said
-grep -qzF $'<|im_start|>assistant\n[[A<|im_end|>]]\n<|im_start|>tool\n{1}<|im_end|>\n<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>assistant\n[[C<|im_end|>]]' said
-status=$?
-check messages_of_any_roles "$(cat said)" test $status = 0
+check messages_of_any_roles "$(cat said)" \
+  grep -qzF $'<|im_start|>assistant\n[[A<|im_end|>]]\n<|im_start|>tool\n{1}<|im_end|>\n<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>assistant\n[[C<|im_end|>]]' said
 
 # ---- What is refused, with its file and line: unit/test_messages has each
 { head -n 1 turns.jsonl; echo '{"messages": [{"role": "user", "content": "a"}]}'; } >bad.jsonl

@@ -27,27 +27,7 @@ check a_command_whose_prints_are_its_result_still_fails "$("$TRAIN" --help 2>&1 
   test "$("$TRAIN" --help 2>&1 >&-)" = 'train: cannot write to standard output: Bad file descriptor'
 
 # ---- Hangups
-# hang_up RUN PREFIX...: two SIGHUPs after step 100, as a terminal that is closed sends them.
-hang_up() {
-  local run=$1
-  shift
-  "$@" "$TRAIN" "$config" "${endless[@]}" "output.dir=$folder/$run" >"$folder/said" 2>"$folder/said.err" </dev/null &
-  process=$!
-  wait_for '"kind":"train","step":100,' "$folder/$run/log.jsonl" $process
-  kill -HUP $process
-  kill -HUP $process 2>/dev/null
-}
-hang_up hangup env --default-signal=HUP # as if the tests did not run under nohup
-wait $process
-status=$?
-check a_hangup_saves_and_ends_a_run "$(said)" test "$status $(readlink "$folder/hangup/latest" | cut -c 1-5)" = '0 step-'
-hang_up nohup nohup
-wait_for '"kind":"train","step":1000,' "$folder/nohup/log.jsonl" $process
-check nohup_keeps_hangups_away "$(said)" kill -TERM $process
-wait $process
-
-# ---- Notices: signals that batch systems send some time before the end. SIGTERM follows, and is the first that counts.
-# noticed RUN SIGNAL PREFIX...: the signal three times after step 100.
+# noticed RUN SIGNAL PREFIX...: the signal three times after step 100. A terminal that is closed sends SIGHUP twice.
 noticed() {
   local run=$1 signal=$2
   shift 2
@@ -56,6 +36,16 @@ noticed() {
   wait_for '"kind":"train","step":100,' "$folder/$run/log.jsonl" $process
   for _ in 1 2 3; do kill -"$signal" $process 2>/dev/null; done
 }
+noticed hangup HUP env --default-signal=HUP # as if the tests did not run under nohup
+wait $process
+status=$?
+check a_hangup_saves_and_ends_a_run "$(said)" test "$status $(readlink "$folder/hangup/latest" | cut -c 1-5)" = '0 step-'
+noticed nohup HUP nohup
+wait_for '"kind":"train","step":1000,' "$folder/nohup/log.jsonl" $process
+check nohup_keeps_hangups_away "$(said)" kill -TERM $process
+wait $process
+
+# ---- Notices: signals that batch systems send some time before the end. SIGTERM follows, and is the first that counts.
 for signal in USR1 USR2 XCPU ALRM; do
   noticed "$signal" $signal env --default-signal=$signal
   kill -TERM $process 2>/dev/null

@@ -8,25 +8,16 @@ prepare_run 2000
 options=(train.steps=40 train.batch_size=4 train.eval_interval=10 train.save_interval=4 train.keep_checkpoints=20
   optimizer.schedule=constant)
 
-train_into() { # RUN ARGUMENTS...
-  local run=$1
-  shift
-  "$TRAIN" "$config" "output.dir=$folder/$run" "${options[@]}" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
-}
-said() { echo "it said: $(tail -n 3 "$folder/said" | tr -d '\0') $(cat "$folder/said.err")"; }
+train() { train_into "$1" "${options[@]}" "${@:2}"; } # RUN ARGUMENTS...
 same_weights() { # A B
   local file
   for file in model.safetensors optimizer.safetensors; do cmp "$1/$file" "$2/$file" || return 1; done
 }
-last_loss() { # KIND RUN
-  grep "\"kind\":\"$1\"" "$folder/$2/log.jsonl" | tail -n 1 | sed -E 's/.*"loss":([^,]*),.*/\1/'
-}
-near() { awk -v a="$1" -v b="$2" -v most="$3" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && b > 0 && d <= most * b) }'; }
 count_of() { grep -c -- "$1" "$folder/$2/log.jsonl"; }
 
 # ---- Whole runs
-must train_into bf16
-must train_into fp8 backend.precision=fp8
+must train bf16
+must train fp8 backend.precision=fp8
 cp "$folder/said" "$folder/said.fp8"
 check the_start_names_the_precision "$(said)" grep -q '^precision  fp8: .*finds the scales' "$folder/said.fp8"
 check steps_count_what_is_saturated "$(head -n 3 "$folder/fp8/log.jsonl")" test "$(count_of '"saturated":' fp8)" = 40
@@ -35,13 +26,8 @@ echo "# validation in fp8 $(last_loss val fp8), all in bf16 $(last_loss val bf16
 check fp8_computes_something_else 'the losses are equal' test "$(last_loss val fp8)" != "$(last_loss val bf16)"
 "$TRAIN" --plan "$config" "${options[@]}" backend.precision=fp8 >"$folder/said" 2>"$folder/said.err"
 check the_plan_lists_the_copies "$(said)" grep -q 'FP8 copies' "$folder/said"
-"$TRAIN" --generate "$folder/fp8" --prompt line --tokens 3 >"$folder/said" 2>"$folder/said.err"
-status=$?
-check its_model_writes "$(said)" test $status = 0
-"$TRAIN" --eval "$folder/fp8" --data "$folder/data" >"$folder/said" 2>"$folder/said.err"
-status=$?
-check its_model_is_evaluated "$(said)" test $status = 0
-
+works its_model_writes "$TRAIN" --generate "$folder/fp8" --prompt line --tokens 3
+works its_model_is_evaluated "$TRAIN" --eval "$folder/fp8" --data "$folder/data"
 
 # ---- The same numbers by other ways
 # as_whole NAME RUN OTHER: the last checkpoints of both have the same weights, moments and scales.
@@ -49,24 +35,24 @@ as_whole() {
   check "$1" "$(same_weights "$folder/$2/latest" "$folder/$3/latest" 2>&1)" \
     same_weights "$folder/$2/latest" "$folder/$3/latest"
 }
-must train_into often backend.precision=fp8 train.eval_interval=1 train.sample_interval=3 train.sample_tokens=5
+must train often backend.precision=fp8 train.eval_interval=1 train.sample_interval=3 train.sample_tokens=5
 as_whole validations_and_samples_leave_scales_alone fp8 often
-must train_into never backend.precision=fp8 data.val=
+must train never backend.precision=fp8 data.val=
 as_whole none_changes_nothing fp8 never
 for recompute in mlp layer; do
-  must train_into "$recompute" backend.precision=fp8 "train.recompute=$recompute"
+  must train "$recompute" backend.precision=fp8 "train.recompute=$recompute"
   as_whole "recompute_${recompute}_gives_the_same_bits" fp8 "$recompute"
 done
 for step in 4 20; do
   from=$(printf '%s/fp8/step-%08d' "$folder" $step)
-  must train_into "fp8-$step" backend.precision=fp8 "train.resume=$from" train.eval_interval=7
+  must train "fp8-$step" backend.precision=fp8 "train.resume=$from" train.eval_interval=7
   check "fp8_resumes_at_step_${step}_with_its_scales" "$(said)" grep -q "has the checkpoint's scales" "$folder/said"
   as_whole "fp8_resumed_at_step_${step}_ends_with_the_same_bits" fp8 "fp8-$step"
 done
 # Gradients that add up, chunks of the loss, and an embedding that is lm_head, too.
 others=(backend.precision=fp8 train.gradient_accumulation=2 train.loss_chunks=2 model.tie_word_embeddings=true)
-must train_into tied "${others[@]}"
-must train_into tied-8 "${others[@]}" "train.resume=$folder/tied/step-00000008"
+must train tied "${others[@]}"
+must train tied-8 "${others[@]}" "train.resume=$folder/tied/step-00000008"
 as_whole a_tied_model_in_pieces_goes_on_with_the_same_bits tied tied-8
 
 # ---- Killed
@@ -79,26 +65,26 @@ for words in '"kind":"train","step":1,' '"kind":"val","step":10,' '"kind":"save"
   kill -KILL $process 2>/dev/null
   wait $process 2>/dev/null
 done
-must train_into $run backend.precision=fp8 train.resume=auto
+must train $run backend.precision=fp8 train.resume=auto
 as_whole a_killed_run_ends_with_the_same_bits fp8 $run
 
 # ---- Another precision
 # goes_on RUN FROM STEP PRECISION WAS
 goes_on() {
-  train_into "$1" "train.resume=$(printf '%s/%s/step-%08d' "$folder" "$2" "$3")" "backend.precision=$4"
-  status=$?
+  train "$1" "train.resume=$(printf '%s/%s/step-%08d' "$folder" "$2" "$3")" "backend.precision=$4"
+  local status=$?
   check "$5_goes_on_in_$4" "$(said)" test $status = 0
   check "$5_that_resumes_in_$4_says_so" "$(said)" grep -qE "^resumed .* backend.precision \"$5\" -> \"$4\"" "$folder/said"
   echo "# $5, then $4: validation $(last_loss val "$1")"
   check "$5_that_goes_on_in_$4_goes_on_learning" "$(last_loss val "$1"), in bf16 $(last_loss val bf16)" \
-    near "$(last_loss val "$1")" "$(last_loss val bf16)" 0.02 # observed: 0.0065
+    near "$(last_loss val "$1")" "$(last_loss val bf16)" 0.039 # observed: 0.013
 }
 goes_on bf16-fp8 bf16 12 fp8 bf16
 check it_finds_its_scales_anew "$(said)" grep -q 'finds the scales' "$folder/said"
 goes_on bf16-fp8-bf16 bf16-fp8 20 bf16 fp8
 
 # ---- Saturation: weights that grow fivefold with every step are beyond every delayed scale.
-train_into grows backend.precision=fp8 train.steps=9 optimizer.learning_rate=60 optimizer.weight_decay=0.1 \
+train grows backend.precision=fp8 train.steps=9 optimizer.learning_rate=60 optimizer.weight_decay=0.1 \
   optimizer.warmup_steps=0 train.max_nonfinite=99 train.save_interval=-1
 check saturation_is_counted "$(said)" grep -q '| [1-9][0-9]* saturated' "$folder/said"
 check saturation_that_goes_on_is_told_once "$(cat "$folder/said.err")" \

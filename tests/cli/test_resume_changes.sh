@@ -8,7 +8,6 @@ prepare_run 400
 sed -i 's/"steps": 20/"steps": 40/; s/"save_interval": 0/"save_interval": 20/' "$config"
 
 said() { echo "it said: $(grep -E '^(resumed|warm)' "$folder/said") $(tail -n 2 "$folder/said") $(cat "$folder/said.err")"; }
-grep_said() { grep -qF -- "$1" "$folder/said" "$folder/said.err"; }
 rate() { # RUN STEP
   grep "\"kind\":\"train\",\"step\":$2," "$folder/$1/log.jsonl" | tail -n 1 | grep -oE '"lr":[^,]*' | cut -d: -f2
 }

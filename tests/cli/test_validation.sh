@@ -24,7 +24,6 @@ kinds() {
 
 # value KEY KIND RUN: of the last record of that kind.
 value() { grep "\"kind\":\"$2\"" "$folder/$3/log.jsonl" | tail -n 1 | sed -nE "s/.*\"$1\":([^,}]*).*/\\1/p"; }
-near() { awk -v a="$1" -v b="$2" -v most="$3" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && b > 0 && d <= most) }'; }
 # evaluated NAME DIR DATA LENGTH: what --eval prints after the name.
 evaluated() { "$TRAIN" --eval "$2" --data "$3" --length "$4" 2>"$folder/said.err" | sed -nE "s/^$1 +([0-9.]*).*/\\1/p"; }
 # again FROM RUN OVERRIDES...: goes on from FROM's checkpoint of step 40, which it validates at once, for a step. Its line

@@ -100,6 +100,17 @@ prepare_run() { # LINES
 # train_into RUN ARGUMENTS...: trains $config into $folder/RUN; what it says is in $folder/said and said.err.
 train_into() { "$TRAIN" "$config" "output.dir=$folder/$1" "${@:2}" >"$folder/said" 2>"$folder/said.err" </dev/null; }
 
+# What a command said that was sent there, and whether these words are in it.
+said() { echo "it said: $(tail -n 5 "$folder/said" | tr -d '\0') $(cat "$folder/said.err")"; }
+grep_said() { grep -qF -- "$1" "$folder/said" "$folder/said.err"; }
+
+# works NAME COMMAND...: passes if the command does, whose words are there.
+works() {
+  "${@:2}" >"$folder/said" 2>"$folder/said.err" </dev/null
+  local status=$?
+  check "$1" "status $status, $(said)" test $status = 0
+}
+
 # run NAME OVERRIDES...: trains $config into $folder/NAME, which must succeed.
 run() { must "$TRAIN" "$config" "output.dir=$folder/$1" "${@:2}"; }
 
@@ -146,6 +157,12 @@ losses() {
   grep "\"kind\":\"$1\".*}\$" "$2" | sed -E 's/,"(ms|tokens_per_s|mfu)":[^,}]*//g' |
     awk '!seen[$0]++'
 }
+
+# last_loss KIND RUN: of the last record of that kind.
+last_loss() { grep "\"kind\":\"$1\"" "$folder/$2/log.jsonl" | tail -n 1 | sed -E 's/.*"loss":([^,}]*).*/\1/'; }
+
+# near A B MOST: two numbers above 0 that differ by so much at most.
+near() { awk -v a="$1" -v b="$2" -v most="$3" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && b > 0 && d <= most) }'; }
 
 # same_bits A B: two runs ended with checkpoints that are equal in every bit.
 same_bits() {
