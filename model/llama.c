@@ -52,8 +52,8 @@ int llama_create(Llama *llama, const ModelConfig *config, Backend *be, Error *er
   const Spec *spec = &be->spec;
   make_lists(llama, config, spec);
   llama->be = be;
-  MemoryPlan *plan = &llama->plan;
-  memory_plan(plan, config, spec);
+  llama->plan = memory_plan(config, spec);
+  const MemoryPlan *plan = &llama->plan;
   const bool fits = plan->total_bytes <= spec->memory_bytes;
   if (memory_check_host(plan, spec, err) != 0 ||
       (fits && take_host_block(llama, plan->host_bytes, err) != 0)) {

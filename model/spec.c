@@ -108,10 +108,9 @@ static int64_t choose_loss_chunks(const Config *c, Spec s, size_t memory) {
   const double left = (double)memory - fmax(0.05 * (double)memory, 1 << 30);
   int64_t chunks = 1;
   for (int64_t next = 1; next <= 256 && M % (next * least) == 0; next *= 2) {
-    MemoryPlan plan;
     s.loss_chunks = chunks = next;
     spec_estimate_gpu(&s);
-    memory_plan(&plan, &c->model, &s);
+    const MemoryPlan plan = memory_plan(&c->model, &s);
     if ((double)plan.total_bytes <= left) break;
     if ((double)(M / next * s.V) * 2 < 0.1 * (double)memory && next > 1) break;
   }

@@ -698,30 +698,31 @@ static size_t rounding(const Spec *spec, size_t bytes) {
   return spec->granule > 0 ? (spec->granule - bytes % spec->granule) % spec->granule : 0;
 }
 
-void memory_plan(MemoryPlan *plan, const ModelConfig *c, const Spec *spec) {
-  *plan = (MemoryPlan){0};
+MemoryPlan memory_plan(const ModelConfig *c, const Spec *spec) {
+  MemoryPlan plan = {0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof(LayerActs))};
-  const ParamBytes params = params_layout(tensors, c, spec, (ParamBlocks){0}, plan);
-  plan->params_bytes = params.params;
-  plan->grads_bytes = params.grads;
-  plan->host_bytes = params.host;
-  if (plan->host_bytes > 0) plan->host_needed = plan->host_bytes + params_largest_bytes(c);
-  plan->acts_bytes = acts_layout(&acts, c, spec, NULL, plan);
+  const ParamBytes params = params_layout(tensors, c, spec, (ParamBlocks){0}, &plan);
+  plan.params_bytes = params.params;
+  plan.grads_bytes = params.grads;
+  plan.host_bytes = params.host;
+  if (plan.host_bytes > 0) plan.host_needed = plan.host_bytes + params_largest_bytes(c);
+  plan.acts_bytes = acts_layout(&acts, c, spec, NULL, &plan);
   if (spec->context > 0) {
     const Spec sampler = sampler_spec(spec, spec->context);
-    plan->sampler_bytes = acts_layout(&acts, c, &sampler, NULL, NULL);
-    book(plan, false, "sampler", "[context, R] a layer", plan->sampler_bytes);
+    plan.sampler_bytes = acts_layout(&acts, c, &sampler, NULL, NULL);
+    book(&plan, false, "sampler", "[context, R] a layer", plan.sampler_bytes);
   }
-  plan->workspace_bytes = spec->workspace_bytes + rounding(spec, plan->params_bytes) +
-                          rounding(spec, plan->grads_bytes) + rounding(spec, plan->acts_bytes) +
-                          rounding(spec, plan->sampler_bytes);
-  if (spec->list_bytes) plan->workspace_bytes += spec->list_bytes(tensors, params_count(c));
-  book(plan, false, "backend workspace", "", plan->workspace_bytes);
-  for (int i = 0; i < plan->count; i++)
-    if (!plan->items[i].host) plan->total_bytes += plan->items[i].bytes;
+  plan.workspace_bytes = spec->workspace_bytes + rounding(spec, plan.params_bytes) +
+                         rounding(spec, plan.grads_bytes) + rounding(spec, plan.acts_bytes) +
+                         rounding(spec, plan.sampler_bytes);
+  if (spec->list_bytes) plan.workspace_bytes += spec->list_bytes(tensors, params_count(c));
+  book(&plan, false, "backend workspace", "", plan.workspace_bytes);
+  for (int i = 0; i < plan.count; i++)
+    if (!plan.items[i].host) plan.total_bytes += plan.items[i].bytes;
   free(acts.layers);
   free(tensors);
+  return plan;
 }
 
 static void print_items(const MemoryPlan *plan, bool host) {

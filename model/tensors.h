@@ -137,7 +137,7 @@ typedef struct MemoryPlan {
 } MemoryPlan;
 
 // Bytes of everything a run allocates.
-void memory_plan(MemoryPlan *plan, const ModelConfig *model, const Spec *spec);
+MemoryPlan memory_plan(const ModelConfig *model, const Spec *spec);
 void memory_plan_print(const MemoryPlan *plan);
 // 0 unless the host has not enough memory for what is offloaded.
 int memory_check_host(const MemoryPlan *plan, const Spec *spec, Error *err);

@@ -59,8 +59,7 @@ static Spec resolve(const Search *s, const Config *c) {
 // The bytes that it lacks, on either side; 0: it fits.
 static size_t lacking(const Search *s, const Config *c) {
   const Spec spec = resolve(s, c);
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, &spec);
+  const MemoryPlan plan = memory_plan(&c->model, &spec);
   const size_t needed = plan.total_bytes + s->more;
   return (needed > spec.memory_bytes ? needed - spec.memory_bytes : 0) +
          (plan.host_needed > spec.host_bytes ? plan.host_needed - spec.host_bytes : 0);
@@ -212,8 +211,7 @@ void plan_advise(const Config *c, const Spec *spec, const Hardware *h, Error *er
 }
 
 int plan_check(const Config *c, const Spec *spec, const Hardware *h, Error *err) {
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, spec);
+  const MemoryPlan plan = memory_plan(&c->model, spec);
   int status = memory_check_host(&plan, spec, err);
   if (!runs_on_gpu(spec) && plan.total_bytes > spec->memory_bytes)
     status = error_set(err, "not enough memory: the run needs %s and this cpu has %s free",
@@ -348,8 +346,7 @@ int plan_command(int argc, char **argv, Error *err) {
   char *json = config_json(c);
   printf("%s\n", json);
   free(json);
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, &spec);
+  const MemoryPlan plan = memory_plan(&c->model, &spec);
   memory_plan_print(&plan);
   const SavesPlan saves = saves_plan(c, &spec, hardware.gpu ? plan.host_bytes : plan.total_bytes);
   if (saves.bytes > 0)

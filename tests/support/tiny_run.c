@@ -40,6 +40,12 @@ static void close_generator(void *generator) {
   generator_destroy(generator);
 }
 
+TinyRun *tiny_run_drawn(const char *text, uint64_t seed) {
+  TinyRun *run = tiny_run_open(text);
+  llama_init_weights(&run->llama, seed);
+  return run;
+}
+
 Generator *tiny_generator(TinyRun *run) {
   Error err;
   return hold(must_make(generator_create(&run->llama, 8, &err), &err), close_generator);

@@ -14,6 +14,8 @@ typedef struct TinyRun {
 // hidden 16, ffn 20, heads 4 of 4, kv heads 2, vocabulary 11. `text` goes into the config's "model"
 // object ("\"tie_word_embeddings\": true" or ""). A failure fails the test, which holds the run.
 TinyRun *tiny_run_open(const char *text);
+// With weights of this seed.
+TinyRun *tiny_run_drawn(const char *text, uint64_t seed);
 // Its generator with a context of 8 tokens, which the test holds.
 Generator *tiny_generator(TinyRun *run);
 

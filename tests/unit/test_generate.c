@@ -154,8 +154,7 @@ TEST(e4m3_weights_write_what_their_values_write) {
 }
 
 TEST(a_full_context_moves_on_from_its_newer_half) {
-  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
-  llama_init_weights(&run->llama, 2);
+  TinyRun *run = tiny_run_drawn("\"initializer_range\": 0.4", 2);
   Generator *g = tiny_generator(run);
   const int32_t prompt[] = {3};
   SampleOptions many = greedy;
@@ -173,8 +172,7 @@ TEST(a_full_context_moves_on_from_its_newer_half) {
 }
 
 TEST(the_same_seed_writes_the_same_text_and_can_be_stopped) {
-  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
-  llama_init_weights(&run->llama, 2);
+  TinyRun *run = tiny_run_drawn("\"initializer_range\": 0.4", 2);
   Generator *g = tiny_generator(run);
   const int32_t prompt[] = {1, 2, 3};
   SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30};
@@ -198,11 +196,10 @@ static void *counting_alloc(Backend *be, size_t bytes) {
 
 TEST(the_memory_plan_books_the_generator) {
   TinyRun *run = tiny_run_open("");
-  MemoryPlan without, with;
   Spec spec = run->llama.spec;
-  memory_plan(&without, &run->llama.config, &spec);
+  const MemoryPlan without = memory_plan(&run->llama.config, &spec);
   spec.context = 8;
-  memory_plan(&with, &run->llama.config, &spec);
+  const MemoryPlan with = memory_plan(&run->llama.config, &spec);
   size_t sum = 0;
   for (int i = 0; i < with.count; i++) sum += with.items[i].bytes;
   assert_int_equal(sum, with.total_bytes);
@@ -216,8 +213,7 @@ TEST(the_memory_plan_books_the_generator) {
 }
 
 TEST(prompts_that_do_not_fit_the_vocabulary_are_refused) {
-  TinyRun *run = tiny_run_open("");
-  llama_init_weights(&run->llama, 2);
+  TinyRun *run = tiny_run_drawn("", 2);
   Generator *g = tiny_generator(run);
   const int32_t prompt[] = {1, 11};
   Written w = {.count = 0};
@@ -416,8 +412,7 @@ TEST(logits_that_are_not_finite_are_refused) {
 }
 
 TEST(several_tokens_may_end_a_text) {
-  TinyRun *run = tiny_run_open("\"initializer_range\": 0.4");
-  llama_init_weights(&run->llama, 2);
+  TinyRun *run = tiny_run_drawn("\"initializer_range\": 0.4", 2);
   Generator *g = tiny_generator(run);
   const int32_t prompt[] = {3};
   SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30};
@@ -434,8 +429,7 @@ TEST(several_tokens_may_end_a_text) {
 }
 
 TEST(a_model_with_nan_ends_in_a_sentence) {
-  TinyRun *run = tiny_run_open("");
-  llama_init_weights(&run->llama, 2);
+  TinyRun *run = tiny_run_drawn("", 2);
   const ParamTensor *norm =
       &run->llama.tensors[param_index(&run->llama.config, PARAM_FINAL_NORM, -1)];
   const float nan[16] = {[3] = NAN};

@@ -39,7 +39,7 @@ typedef struct Planned {
 static Planned planned_on(Hardware card, Config c) {
   Planned p = {.config = c, .card = card};
   p.spec = spec_resolve(&p.config, run_spec(&p.config), &p.card);
-  memory_plan(&p.plan, &p.config.model, &p.spec);
+  p.plan = memory_plan(&p.config.model, &p.spec);
   return p;
 }
 static Planned plan_of(const char *path, int count, char *const *overrides) {
@@ -346,15 +346,12 @@ TEST(matrices_of_one_smaller_side_share_launches) {
 TEST(only_a_gpu_that_trains_offloads) {
   char *overrides[] = {"backend.offload=masters"};
   const Planned p = plan_of("configs/llama-15m.json", 1, overrides);
-  MemoryPlan plan;
   const Spec writes = {.batch = 1, .seq = 64, .loss_chunks = 1};
   const Hardware cpu = {.gpu = false}, gpu = card_of((size_t)80 << 30);
   Spec spec = spec_resolve(&p.config, run_spec(&p.config), &cpu);
-  memory_plan(&plan, &p.config.model, &spec);
-  assert_int_equal(plan.host_bytes, 0);
+  assert_int_equal(memory_plan(&p.config.model, &spec).host_bytes, 0);
   spec = spec_resolve(&p.config, writes, &gpu);
-  memory_plan(&plan, &p.config.model, &spec);
-  assert_int_equal(plan.host_bytes, 0);
+  assert_int_equal(memory_plan(&p.config.model, &spec).host_bytes, 0);
 }
 
 static bool inside(const void *p, size_t bytes, const char *block, size_t block_bytes) {

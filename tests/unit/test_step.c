@@ -92,8 +92,7 @@ static bool same_state(const TinyRun *a, const TinyRun *b) {
 
 // Two steps that are read together have times of their own.
 TEST(steps_tell_their_times) {
-  TinyRun *run = tiny_run_open("");
-  llama_init_weights(&run->llama, 7);
+  TinyRun *run = tiny_run_drawn("", 7);
   const double began = now_ms();
   double sum = 0;
   for (uint64_t i = 0; i < 2; i++) {
@@ -111,9 +110,7 @@ TEST(steps_tell_their_times) {
 }
 
 TEST_OF_KINDS(the_same_seed_gives_the_same_bits) {
-  TinyRun *a = tiny_run_open(kind), *b = tiny_run_open(kind);
-  llama_init_weights(&a->llama, 7);
-  llama_init_weights(&b->llama, 7);
+  TinyRun *a = tiny_run_drawn(kind, 7), *b = tiny_run_drawn(kind, 7);
   assert_true(same_state(a, b));
   for (uint64_t i = 0; i < 5; i++) {
     const StepResult ra = step(a, i, &adamw), rb = step(b, i, &adamw);
@@ -145,11 +142,9 @@ static double learn(TinyRun *run, int steps) {
 
 // The other tensors have the weights that they have without it.
 TEST(zero_init_zeroes_the_output_projections_alone) {
-  TinyRun *run = tiny_run_open("\"initializer_range\": 0.2"),
-          *plain = tiny_run_open("\"initializer_range\": 0.2");
+  TinyRun *run = tiny_run_open(kinds[0]), *plain = tiny_run_drawn(kinds[0], 7);
   run->llama.config.zero_init = true;
   llama_init_weights(&run->llama, 7);
-  llama_init_weights(&plain->llama, 7);
   size_t bytes;
   float *zeroed = snapshot(run, &bytes), *drawn = snapshot(plain, &bytes);
   const ModelConfig *c = &run->llama.config;
@@ -170,17 +165,14 @@ TEST(zero_init_zeroes_the_output_projections_alone) {
 }
 
 TEST_OF_KINDS(one_batch_is_learnt_by_heart) {
-  TinyRun *run = tiny_run_open(kind);
-  llama_init_weights(&run->llama, 1);
+  TinyRun *run = tiny_run_drawn(kind, 1);
   const double first = learn(run, 1);
   assert_true(first > 2.0 && first < 3.0); // near log(11) = 2.4
   assert_true(learn(run, 300) < 0.01);
 }
 
 TEST_OF_KINDS(an_update_that_is_not_finite_changes_nothing) {
-  TinyRun *run = tiny_run_open(kind), *twin = tiny_run_open(kind);
-  llama_init_weights(&run->llama, 7);
-  llama_init_weights(&twin->llama, 7);
+  TinyRun *run = tiny_run_drawn(kind, 7), *twin = tiny_run_drawn(kind, 7);
   step(run, 1, &adamw);
   step(twin, 1, &adamw);
   gradients(run, 2, (double)NAN); // the loss and every gradient become NaN
@@ -196,8 +188,7 @@ TEST_OF_KINDS(an_update_that_is_not_finite_changes_nothing) {
 }
 
 TEST_OF_KINDS(decay_moves_matrices_only) {
-  TinyRun *run = tiny_run_open(kind);
-  llama_init_weights(&run->llama, 7);
+  TinyRun *run = tiny_run_drawn(kind, 7);
   size_t bytes;
   float *before = snapshot(run, &bytes);
   gradients(run, 1, 0); // gradients of exactly 0: what moves is decay
@@ -216,8 +207,7 @@ TEST_OF_KINDS(decay_moves_matrices_only) {
 }
 
 TEST_OF_KINDS(clipping_scales_the_gradient_to_the_norm) {
-  TinyRun *run = tiny_run_open(kind);
-  llama_init_weights(&run->llama, 7);
+  TinyRun *run = tiny_run_drawn(kind, 7);
   AdamW hyper = adamw;
   hyper.clip_norm = 0.01;
   hyper.momentum = hyper.beta1;
@@ -239,8 +229,7 @@ TEST_OF_KINDS(clipping_scales_the_gradient_to_the_norm) {
 }
 
 TEST(the_gradient_norm_is_that_of_all_gradients) {
-  TinyRun *run = tiny_run_open("\"tie_word_embeddings\": true");
-  llama_init_weights(&run->llama, 7);
+  TinyRun *run = tiny_run_drawn("\"tie_word_embeddings\": true", 7);
   gradients(run, 1, 1);
   double sum = 0;
   for (int i = 0; i < run->llama.param_count; i++) {
@@ -316,8 +305,7 @@ static void take_masters(const TinyRun *from, TinyRun *to) {
 // With fp32 masters of the same values an update computes the same weights, before rounding.
 TEST_OF_KINDS(bf16_masters_are_rounded_by_update_tensor_and_element) {
   char *with_masters = with_bf16_masters(kind);
-  TinyRun *exact = tiny_run_open(kind), *narrow = tiny_run_open(with_masters);
-  llama_init_weights(&narrow->llama, 1);
+  TinyRun *exact = tiny_run_open(kind), *narrow = tiny_run_drawn(with_masters, 1);
   llama_zero_moments(&exact->llama);
   int64_t moved = 0;
   for (int updates = 0; updates < 3; updates++) {
@@ -398,18 +386,15 @@ TEST(the_plan_of_bf16_masters_has_their_bytes) {
   Spec spec = model_spec(&model, (Spec){.batch = 1, .seq = 8, .loss_chunks = 1, .train = true});
   size_t bytes[2];
   for (spec.masters = MASTERS_FP32; spec.masters <= MASTERS_BF16; spec.masters++) {
-    MemoryPlan plan;
     spec_estimate_gpu(&spec);
-    memory_plan(&plan, &model, &spec);
-    bytes[spec.masters] = plan.params_bytes;
+    bytes[spec.masters] = memory_plan(&model, &spec).params_bytes;
   }
   assert_int_equal(bytes[MASTERS_FP32], 14 * (ALL + NORMS) - 2 * NORMS);
   assert_int_equal(bytes[MASTERS_FP32] - bytes[MASTERS_BF16], 2 * ALL + 2 * UNFOLDED);
 }
 
 TEST(initial_weights_have_the_asked_spread) {
-  TinyRun *run = tiny_run_open("\"initializer_range\": 0.5");
-  llama_init_weights(&run->llama, 3);
+  TinyRun *run = tiny_run_drawn("\"initializer_range\": 0.5", 3);
   double sum = 0, squares = 0;
   int64_t count = 0;
   for (int i = 0; i < run->llama.param_count; i++) {
@@ -453,8 +438,7 @@ TEST(the_memory_plan_books_every_byte) {
   Spec spec = run->be->spec;
   spec.batch = 3;
   spec.loss_chunks = 2;
-  MemoryPlan plan;
-  memory_plan(&plan, &run->llama.config, &spec);
+  const MemoryPlan plan = memory_plan(&run->llama.config, &spec);
   size_t sum = 0;
   for (int i = 0; i < plan.count; i++) sum += plan.items[i].bytes;
   assert_int_equal(sum, plan.total_bytes);
@@ -463,8 +447,7 @@ TEST(the_memory_plan_books_every_byte) {
   // Each of the three blocks is rounded up.
   Spec coarse = spec;
   coarse.granule = 4096;
-  MemoryPlan rounded_up;
-  memory_plan(&rounded_up, &run->llama.config, &coarse);
+  const MemoryPlan rounded_up = memory_plan(&run->llama.config, &coarse);
   const size_t blocks[] = {plan.params_bytes, plan.grads_bytes, plan.acts_bytes};
   size_t expected = plan.workspace_bytes;
   for (int i = 0; i < 3; i++) expected += (blocks[i] + 4095) / 4096 * 4096;
@@ -473,8 +456,7 @@ TEST(the_memory_plan_books_every_byte) {
 
   Spec twice = spec;
   twice.batch = 6;
-  MemoryPlan larger;
-  memory_plan(&larger, &run->llama.config, &twice);
+  const MemoryPlan larger = memory_plan(&run->llama.config, &twice);
   assert_int_equal(larger.params_bytes, plan.params_bytes);
   assert_true(larger.acts_bytes > plan.acts_bytes);
 }
@@ -487,10 +469,8 @@ TEST(muon_takes_no_memory_for_second_moments_of_layers_matrices) {
   size_t saved = 0;
   for (int i = 0; i < 4; i++)
     saved += LAYERS * (((size_t)matrices[i] * sizeof(float) + ROUND - 1) / ROUND * ROUND);
-  MemoryPlan adamw_plan, muon_plan;
   TinyRun *adamw_run = tiny_run_open(kinds[0]), *muon_run = tiny_run_open(kinds[1]);
-  memory_plan(&adamw_plan, &adamw_run->llama.config, &adamw_run->llama.spec);
-  memory_plan(&muon_plan, &muon_run->llama.config, &muon_run->llama.spec);
+  const MemoryPlan adamw_plan = adamw_run->llama.plan, muon_plan = muon_run->llama.plan;
   assert_int_equal(adamw_plan.params_bytes - muon_plan.params_bytes, saved);
   assert_int_equal(muon_plan.workspace_bytes - adamw_plan.workspace_bytes, scratch * sizeof(float));
   assert_true(muon_plan.total_bytes < adamw_plan.total_bytes);
@@ -539,6 +519,12 @@ TEST(saving_memory_does_not_change_the_bits) {
   }
 }
 
+static size_t total(const ModelConfig *model, Spec spec, Recompute recompute, int64_t layers) {
+  spec.recompute = recompute;
+  spec.recompute_layers = layers;
+  return memory_plan(model, &spec).total_bytes;
+}
+
 TEST(saving_memory_saves_what_the_plan_says) {
   TinyRun *run = tiny_run_open("");
   ModelConfig model = run->llama.config;
@@ -546,41 +532,30 @@ TEST(saving_memory_saves_what_the_plan_says) {
   Spec spec = run->be->spec;
   spec.L = 5;
   spec.batch = 3;
-  MemoryPlan none, mlp, some, one, layer, chunked;
-  memory_plan(&none, &model, &spec);
-  spec.recompute = RECOMPUTE_MLP;
-  memory_plan(&mlp, &model, &spec);
-  spec.recompute_layers = 3;
-  memory_plan(&some, &model, &spec);
-  spec.recompute_layers = 1;
-  memory_plan(&one, &model, &spec);
-  spec.recompute_layers = 0;
-  spec.recompute = RECOMPUTE_LAYER;
-  memory_plan(&layer, &model, &spec);
+  const size_t none = total(&model, spec, RECOMPUTE_NONE, 0),
+               mlp = total(&model, spec, RECOMPUTE_MLP, 0),
+               some = total(&model, spec, RECOMPUTE_MLP, 3),
+               one = total(&model, spec, RECOMPUTE_MLP, 1),
+               layer = total(&model, spec, RECOMPUTE_LAYER, 0);
   spec.loss_chunks = 4;
-  memory_plan(&chunked, &model, &spec);
+  const size_t chunked = total(&model, spec, RECOMPUTE_LAYER, 0);
   const size_t M = 24, F = 20, D = 16, R = 32, H = 4, Hd = 16, V = 11, element = sizeof(float),
                round = 256;
-  MemoryPlan none_fp8, mlp_fp8;
   spec.fp8 = true;
   spec.loss_chunks = 1;
-  spec.recompute = RECOMPUTE_NONE;
-  memory_plan(&none_fp8, &model, &spec);
-  spec.recompute = RECOMPUTE_MLP;
-  memory_plan(&mlp_fp8, &model, &spec);
-  const size_t saved_mlp = none.total_bytes - mlp.total_bytes,
-               saved_layer = mlp.total_bytes - layer.total_bytes;
+  const size_t none_fp8 = total(&model, spec, RECOMPUTE_NONE, 0),
+               mlp_fp8 = total(&model, spec, RECOMPUTE_MLP, 0);
+  const size_t saved_mlp = none - mlp, saved_layer = mlp - layer;
   // Two of three layers have none of their own, of one layer it is the one that all would share.
-  assert_int_equal(2 * (none.total_bytes - some.total_bytes), saved_mlp);
-  assert_int_equal(one.total_bytes, none.total_bytes);
+  assert_int_equal(2 * (none - some), saved_mlp);
+  assert_int_equal(one, none);
   // Four of five layers; every buffer is rounded up to 256 bytes.
   assert_in_range(saved_mlp, 4 * 3 * M * F * element, 4 * (3 * M * F * element + 2 * round));
   // In FP8 z, and the copies by column of y and x1.
   const size_t saved_fp8 = (2 * M * F + fp8_padded(M) * (F + D)) * element;
-  assert_in_range(none_fp8.total_bytes - mlp_fp8.total_bytes, 4 * saved_fp8,
-                  4 * (saved_fp8 + 3 * round));
+  assert_in_range(none_fp8 - mlp_fp8, 4 * saved_fp8, 4 * (saved_fp8 + 3 * round));
   const size_t kept = (R + Hd + D + H + 1) * M * element; // qkv, o, x1, lse, x1_sumsq
   assert_in_range(saved_layer, 4 * kept - 4 * 5 * round, 4 * (kept + 5 * round));
-  assert_in_range(layer.total_bytes - chunked.total_bytes, (M - M / 4) * V * element - round,
+  assert_in_range(layer - chunked, (M - M / 4) * V * element - round,
                   (M - M / 4) * V * element + round);
 }

@@ -110,8 +110,7 @@ typedef struct Setting {
 } Setting;
 
 static Setting setting_open(void) {
-  TinyRun *run = tiny_run_open("\"initializer_range\": 0.1");
-  llama_init_weights(&run->llama, 1);
+  TinyRun *run = tiny_run_drawn("\"initializer_range\": 0.1", 1);
   return (Setting){tokenizer_with(BEGINS), tiny_generator(run)};
 }
 
