@@ -49,10 +49,8 @@ static void *release_later(void *unused) {
 
 static BackgroundSave *open_save(const TinyTest *t) {
   Error err = {""};
-  BackgroundSave *save =
-      background_open(&t->run->llama, t->run->config.output.save_optimizer, &err);
-  if (!save) fail_msg("%s", err.text);
-  return save;
+  return must_make(background_open(&t->run->llama, t->run->config.output.save_optimizer, &err),
+                   &err);
 }
 
 static void begin(BackgroundSave *save, TinyTest *t, int64_t step, uint64_t version) {

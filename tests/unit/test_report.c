@@ -218,14 +218,12 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
              .start.changes = changes,
              .log = t->log};
   const Config *config = &run.config;
-  Tokenizer *tokenizer = run.inputs.tokenizer = tokenizer_open(BYTES_NAME, &err);
-  assert_non_null(tokenizer);
+  run.inputs.tokenizer = open_tokenizer(BYTES_NAME);
   log_start(&run);
   run.start.changes = NULL;
   run.inputs.tokenizer = NULL;
   log_start(&run);
   t->log = run.log;
-  tokenizer_close(tokenizer);
   assert_int_equal(utf8_valid(log_text(t), strlen(log_text(t))), strlen(log_text(t)));
 
   const cJSON *start = record(t, 0), *again = record(t, 1);

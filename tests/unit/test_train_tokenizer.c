@@ -14,10 +14,15 @@ static void close_trainer(void *trainer) {
   bpe_trainer_close(trainer);
 }
 
-static BpeTrainer *trainer_for(const char *pattern, int64_t vocab_size, int threads) {
+static BpeTrainer *counter_for(const char *pattern, int64_t vocab_size, CountLimits limits,
+                               int threads) {
   Error err;
-  const BpeOptions options = {.vocab_size = vocab_size, .pattern = pattern, .threads = threads};
+  const BpeOptions options = {
+      .vocab_size = vocab_size, .pattern = pattern, .threads = threads, .limits = limits};
   return hold(must_make(bpe_trainer_open(&options, &err), &err), close_trainer);
+}
+static BpeTrainer *trainer_for(const char *pattern, int64_t vocab_size, int threads) {
+  return counter_for(pattern, vocab_size, (CountLimits){0}, threads);
 }
 
 static void add(BpeTrainer *trainer, const char *text, size_t bytes) {
@@ -29,7 +34,7 @@ static void train(BpeTrainer *trainer) {
   Error err;
   int status;
   while ((status = bpe_trainer_step(trainer, 7, &err)) > 0) continue;
-  if (status != 0) fail_msg("%s", err.text);
+  must(status, &err);
 }
 
 // Trains, and returns the tokenizer.json that it saved.
@@ -134,14 +139,12 @@ TEST(merges_are_those_of_an_obvious_trainer) {
       add(trainer, word, (size_t)make_word(seed, w, word));
       add(trainer, " ", 1);
     }
-    char *json = trained(trainer, *state);
-    cJSON *tree = parsed(json);
+    cJSON *tree = parsed(trained(trainer, *state));
     assert_int_equal(cJSON_GetArraySize(model_part(tree, "merges")), VOCAB - 258);
     Obvious *o = make_obvious(seed);
     const cJSON *merge;
     cJSON_ArrayForEach(merge, model_part(tree, "merges")) {
-      char *expected = obvious_merge(o);
-      assert_string_equal(merge->valuestring, expected);
+      assert_string_equal(merge->valuestring, obvious_merge(o));
     }
     assert_int_equal(o->tokens, VOCAB - 2);
     free(o);
@@ -153,8 +156,7 @@ TEST(merges_are_those_of_an_obvious_trainer) {
 TEST(bytes_and_special_tokens_have_llama_3s_places) {
   BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 259, 1);
   add(trainer, "ab ab", 5);
-  char *json = trained(trainer, *state);
-  cJSON *tree = parsed(json);
+  cJSON *tree = parsed(trained(trainer, *state));
   const cJSON *vocab = model_part(tree, "vocab");
   assert_int_equal(cJSON_GetArraySize(vocab), 257);
   assert_int_equal(cJSON_GetObjectItem(vocab, "!")->valueint, 0);
@@ -195,8 +197,7 @@ static char *trained_by(int threads, const char *folder) {
 TEST(any_number_of_threads_gives_the_same_file) {
   char *one = trained_by(1, *state);
   for (int threads = 0; threads <= 3; threads++) {
-    char *other = trained_by(threads, *state);
-    assert_string_equal(one, other);
+    assert_string_equal(one, trained_by(threads, *state));
   }
 }
 
@@ -262,8 +263,7 @@ TEST(no_merge_makes_a_special_token) {
   BpeTrainer *trainer = trainer_for("[^;]+", 258 + 14, 1);
   for (int i = 0; i < 3; i++) add(trainer, BPE_END ";", sizeof BPE_END);
   for (int i = 0; i < 2; i++) add(trainer, "ab", 2);
-  char *json = trained(trainer, *state);
-  cJSON *tree = parsed(json);
+  cJSON *tree = parsed(trained(trainer, *state));
   const cJSON *merges = model_part(tree, "merges");
   assert_int_equal(cJSON_GetArraySize(merges), 14);
   assert_string_equal(cJSON_GetArrayItem(merges, 13)->valuestring, "a b");
@@ -282,8 +282,7 @@ TEST(broken_utf8_counts_as_bytes) {
         "\xff\xfe"
         "bb",
         4);
-  char *json = trained(trainer, *state);
-  cJSON *tree = parsed(json);
+  cJSON *tree = parsed(trained(trainer, *state));
   const cJSON *merges = model_part(tree, "merges");
   assert_string_equal(cJSON_GetArrayItem(merges, 0)->valuestring, "\u00ff \u00fe");
   assert_string_equal(cJSON_GetArrayItem(merges, 1)->valuestring, "b b");
@@ -349,29 +348,18 @@ TEST(a_failed_save_leaves_nothing) {
 
 static WordTable *counted(BpeTrainer *trainer) {
   Error err;
-  WordTable *words = bpe_trainer_words(trainer, &err);
-  if (!words) fail_msg("%s", err.text);
-  return words;
+  return must_make(bpe_trainer_words(trainer, &err), &err);
 }
 
 static int64_t count_of(WordTable *words, const char *word, size_t length) {
   return words->words[words_add(words, word, length, 0)].count;
 }
 
-static BpeTrainer *counter_for(const char *pattern, CountLimits limits, int threads) {
-  Error err;
-  BpeTrainer *trainer = bpe_trainer_open(
-      &(BpeOptions){.vocab_size = 300, .pattern = pattern, .threads = threads, .limits = limits},
-      &err);
-  assert_non_null(trainer);
-  return trainer;
-}
-
 static const CountLimits small = {
     .longest_word = 8, .batch_bytes = 1 << 20, .max_words = 1000, .max_words_bytes = 1000};
 
 TEST(long_words_are_cut_between_characters) {
-  BpeTrainer *trainer = counter_for("\\p{L}+", small, 1);
+  BpeTrainer *trainer = counter_for("\\p{L}+", 300, small, 1);
   add(trainer, "aaaaaaa\u00e9xyz", 12); // the eighth byte is the first of two
   add(trainer, "\x80\x80\x80\x80\x80\x80\x80\x80\x80", 9);
   add(trainer, "a b", 3);
@@ -383,18 +371,16 @@ TEST(long_words_are_cut_between_characters) {
   assert_int_equal(count_of(words, "\x80", 1), 1);
   assert_int_equal(count_of(words, " ", 1), 1);
   assert_int_equal(words->count, 7);
-  bpe_trainer_close(trainer);
 }
 
 TEST(a_pattern_may_match_nothing_at_all) {
-  BpeTrainer *trainer = counter_for("x*", small, 1);
+  BpeTrainer *trainer = counter_for("x*", 300, small, 1);
   add(trainer, "xx\u00e9yxx", 7); // "xx", then nothing before each character, then "xx"
   WordTable *words = counted(trainer);
   assert_int_equal(words->count, 3);
   assert_int_equal(count_of(words, "xx", 2), 2);
   assert_int_equal(count_of(words, "\u00e9", 2), 1);
   assert_int_equal(count_of(words, "y", 1), 1);
-  bpe_trainer_close(trainer);
 }
 
 // Every batch brings 20,000 words that never come again, and 100 that do.
@@ -402,7 +388,7 @@ static BpeTrainer *count_noise(int threads) {
   enum { BATCHES = 6, NEW = 20000, OFTEN = 100, BATCH = 1 << 20 };
   const CountLimits limits = {
       .longest_word = 64, .batch_bytes = BATCH, .max_words = 30000, .max_words_bytes = 1 << 20};
-  BpeTrainer *trainer = counter_for("\\w+", limits, threads);
+  BpeTrainer *trainer = counter_for("\\w+", 300, limits, threads);
   for (int i = 0; i < BATCHES * NEW; i++) {
     char text[64] = "", spaces[32];
     memset(spaces, ' ', sizeof spaces); // so that these words fill the batch
@@ -414,8 +400,7 @@ static BpeTrainer *count_noise(int threads) {
 }
 
 TEST(rare_words_are_forgotten_where_there_are_too_many) {
-  BpeTrainer *trainer = count_noise(1);
-  WordTable *one = counted(trainer);
+  WordTable *one = counted(count_noise(1));
   assert_true(one->count < 30000 + 25000 && one->count > 100);
   for (int i = 0; i < 100; i++) {
     char word[24];
@@ -423,17 +408,14 @@ TEST(rare_words_are_forgotten_where_there_are_too_many) {
     assert_int_equal(count_of(one, word, strlen(word)), 1200);
   }
   for (int threads = 2; threads <= 3; threads++) {
-    BpeTrainer *again = count_noise(threads);
-    const WordTable *other = counted(again);
+    const WordTable *other = counted(count_noise(threads));
     assert_int_equal(other->count, one->count);
     for (size_t i = 0; i < other->count; i++) {
       const Word *w = &other->words[i];
       assert_int_equal(count_of(one, other->bytes + w->start, w->length), w->count);
     }
     assert_int_equal(other->count, one->count); // count_of would have added what is missing
-    bpe_trainer_close(again);
   }
-  bpe_trainer_close(trainer);
 }
 
 TEST_GROUP(make_folder, NULL);
