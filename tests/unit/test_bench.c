@@ -3,7 +3,6 @@
 // figure is known. The Makefile has the linker put the functions below in place of the real ones.
 #include <time.h>
 
-#include "base/file.h"
 #include "model/run/bench.h"
 #include "tests/support/test.h"
 
@@ -113,19 +112,14 @@ static const char config[] =
 
 // A folder with the config, which the overrides change. -1 with a sentence where it is refused.
 static int bench(BenchResult *result, int kinds, const char *const *more, int count, Error *err) {
-  char folder[] = "/tmp/test_bench.XXXXXX";
-  Error ignored;
-  assert_non_null(mkdtemp(folder));
-  char *path = held_text("%s/config.json", folder);
+  char *path = held_text("%s/config.json", temporary_folder());
   char *argv[16] = {path, (char *)"--seconds", (char *)"2"}; // of the clock here
   for (int i = 0; i < count; i++) argv[3 + i] = (char *)(uintptr_t)more[i];
-  assert_int_equal(file_write_atomic(path, config, strlen(config), &ignored), 0);
+  put_file(path, config);
   memset(&machine, 0, sizeof machine);
   machine.tick = 1;
   machine.kinds = kinds;
-  const int status = bench_run(3 + count, argv, result, err);
-  assert_int_equal(directory_remove(folder, &ignored), 0);
-  return status;
+  return bench_run(3 + count, argv, result, err);
 }
 
 static BenchResult measured(int kinds, const char *const *more, int count) {
@@ -231,8 +225,7 @@ TEST(one_operation_is_measured_alone) {
 static void refused(const char *const *more, int count, const char *words) {
   BenchResult r;
   Error err = {""};
-  assert_int_equal(bench(&r, 2, more, count, &err), -1);
-  if (!strstr(err.text, words)) fail_msg("%s", err.text);
+  expect_error(bench(&r, 2, more, count, &err), &err, words);
 }
 
 TEST(what_cannot_be_measured_is_refused) {

@@ -208,7 +208,7 @@ static Check check_with(Fault fault) {
   const Spec spec = check_spec(false);
   machine.planted = fault;
   Backend *cpu = backend_cpu_create(&spec), *be = fused_backend(&spec);
-  if (check_operations(&check, cpu, be, fuse, &err) != 0) fail_msg("%s", err.text);
+  must(check_operations(&check, cpu, be, fuse, &err), &err);
   cpu->services.destroy(cpu);
   be->services.destroy(be);
   return check;
@@ -275,7 +275,7 @@ static Check check_fp8_with(Fault fault) {
   Backend *cpu = backend_cpu_create(&plain), *be = backend_cpu_create(&spec);
   machine.unfused = *be;
   be->kinds[OP_down] = KERNEL_FUSED;
-  if (check_operations(&check, cpu, be, fuse, &err) != 0) fail_msg("%s", err.text);
+  must(check_operations(&check, cpu, be, fuse, &err), &err);
   cpu->services.destroy(cpu);
   be->services.destroy(be);
   free((void *)spec.scalings);

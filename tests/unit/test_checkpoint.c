@@ -186,9 +186,8 @@ TEST(the_newest_are_kept_and_foreign_folders_left_alone) {
   static const char *const foreign[] = {"samples", "step-1", "step-00000001x", "step-00000002",
                                         "my.tmp"};
   enum { FOREIGN = sizeof foreign / sizeof *foreign };
-  for (int i = 0; i < FOREIGN; i++) {
+  for (int i = 0; i < FOREIGN; i++)
     must(directory_create(tiny_test_path(t, foreign[i]).text, &err), &err);
-  }
   must(directory_create(tiny_test_path(t, "step-00000004.tmp").text, &err), &err);
   tiny_test_write(t, "step-00000004.tmp/model.safetensors", "half");
   for (int step = 10; step <= 14; step++) tiny_test_save(t, step, (uint64_t)step, 2);

@@ -45,11 +45,11 @@ static char *mixed_text(size_t bytes) {
 static Tokenizer *train_tokenizer(const char *folder, const char *text, size_t bytes) {
   Error err;
   const BpeOptions options = {.vocab_size = 400, .pattern = LLAMA3_PATTERN, .threads = 1};
-  BpeTrainer *trainer = bpe_trainer_open(&options, &err);
-  if (!trainer || bpe_trainer_add(trainer, text, bytes, &err) != 0) fail_msg("%s", err.text);
+  BpeTrainer *trainer = must_make(bpe_trainer_open(&options, &err), &err);
+  must(bpe_trainer_add(trainer, text, bytes, &err), &err);
   int status;
   while ((status = bpe_trainer_step(trainer, 1000, &err)) > 0) continue;
-  if (status != 0 || bpe_trainer_save(trainer, folder, &err) != 0) fail_msg("%s", err.text);
+  must(status ? status : bpe_trainer_save(trainer, folder, &err), &err);
   bpe_trainer_close(trainer);
   return open_tokenizer(folder);
 }

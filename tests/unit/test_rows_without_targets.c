@@ -73,13 +73,16 @@ static void fill_nan(void *memory, int64_t count) {
   for (int64_t i = 0; memory && i < count; i++) ((float *)memory)[i] = NAN;
 }
 
+static float *zeros(size_t count) {
+  return held(xcalloc(count, sizeof(float)));
+}
+
 static Head head_of(SmallModel *s, const int32_t *targets) {
   Backend *be = s->be;
   const Acts *acts = &s->llama.acts;
   HeadGradient g = {.p = acts->dlogits, .s = acts->s};
-  Head head = {.p = xcalloc(M * STRIDE, sizeof(float)), .s = xcalloc(M, sizeof(float))};
-  if (g.p.by_row) head.by_row = xcalloc(M * STRIDE, sizeof(float));
-  if (g.p.by_row) head.by_col = xcalloc(M * STRIDE, sizeof(float));
+  Head head = {.p = zeros(M * STRIDE), .s = zeros(M)};
+  if (g.p.by_row) head.by_row = zeros(M * STRIDE), head.by_col = zeros(M * STRIDE);
   be->services.step_begin(be);
   for (int64_t c = 0, row = 0; c < s->llama.spec.loss_chunks; c++) {
     const HeadChunk h = head_chunk(&s->llama, c);
@@ -101,10 +104,6 @@ static Head head_of(SmallModel *s, const int32_t *targets) {
   be->services.step_end(be);
   head.loss = be->services.step_result(be).loss;
   return head;
-}
-
-static void head_free(Head *head) {
-  free(head->p), free(head->by_row), free(head->by_col), free(head->s);
 }
 
 static void check_row(const Head *got, const Head *all, int m, bool left) {
@@ -132,7 +131,6 @@ static void check_head(SmallModel *s, const char *name) {
       Head got = head_of(s, targets);
       loss[others] = got.loss;
       for (int m = 0; m < M; m++) check_row(&got, &all, m, targets[m] < 0);
-      head_free(&got);
     }
     const double error = fabs(loss[0] + loss[1] - all.loss) / all.loss;
     printf("# %s, %d chunks, kind %d: losses %.6f + %.6f, error %.1e, bound 1e-12\n", name,
@@ -140,7 +138,6 @@ static void check_head(SmallModel *s, const char *name) {
     assert_true(error < 1e-12); // observed: at most 3e-15
     if (left == ALL_ROWS) assert_true(loss[0] == 0);
   }
-  head_free(&all);
 }
 
 TEST(they_leave_zeros_and_other_rows_the_same_bits) {
@@ -171,14 +168,9 @@ static Gradients gradients_of(SmallModel *s, Left left, bool others) {
   be->grads_finish(be, llama->tensors, llama->param_count);
   be->services.step_end(be);
   Gradients g = {.loss = be->services.step_result(be).loss,
-                 .of = xcalloc((size_t)llama->param_count, sizeof *g.of)};
-  for (int i = 0; i < llama->param_count; i++) g.of[i] = true_gradient(be, llama->tensors, i);
+                 .of = held(xcalloc((size_t)llama->param_count, sizeof *g.of))};
+  for (int i = 0; i < llama->param_count; i++) g.of[i] = held(true_gradient(be, llama->tensors, i));
   return g;
-}
-
-static void gradients_free(const SmallModel *s, Gradients *g) {
-  for (int i = 0; i < s->llama.param_count; i++) free(g->of[i]);
-  free(g->of);
 }
 
 // The worst tensor's |a + b - all| / |all|.
@@ -209,9 +201,7 @@ TEST(gradients_are_those_of_the_other_rows) {
       const double error = apart(s, &counted, &others, &all);
       printf("# %d chunks, kind %d: error %.1e, bound 2e-6\n", chunks, (int)left, error);
       assert_true(error < 2e-6); // observed: at most 6.7e-7
-      gradients_free(s, &counted), gradients_free(s, &others);
     }
-    gradients_free(s, &all);
   }
 }
 
@@ -226,7 +216,6 @@ TEST(where_no_row_counts_all_gradients_are_0) {
       for (int t = 0; t < s->llama.param_count; t++)
         for (int64_t k = 0; k < s->llama.tensors[t].rows * s->llama.tensors[t].cols; k++)
           assert_true(none.of[t][k] == 0);
-      gradients_free(s, &none);
     }
 }
 

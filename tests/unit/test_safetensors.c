@@ -230,16 +230,8 @@ TEST(every_f16_value_is_converted_exactly) {
 
 // ---- Writing
 
-static char *temporary_path(void) {
-  char *path = xasprintf("/tmp/test_safetensors.XXXXXX");
-  const int fd = mkstemp(path);
-  assert_true(fd >= 0);
-  close(fd);
-  return path;
-}
-
 TEST(what_is_written_is_read_back) {
-  char *path = held(temporary_path());
+  const char *path = held_text("%s/written.safetensors", temporary_folder());
   const SafeTensor tensors[] = {
       {.name = "z.weight", .dtype = SAFE_F32, .rank = 2, .shape = {2, 3}},
       {.name = "a", .dtype = SAFE_I64, .rank = 1, .shape = {1}},
@@ -275,7 +267,6 @@ TEST(what_is_written_is_read_back) {
   assert_memory_equal(back, z, sizeof z);
   assert_memory_equal(safe_data(&file, safetensors_find(&file, "a")), &a, 8);
   safetensors_close(&file);
-  unlink(path);
 }
 
 TEST(a_missing_file_and_a_folder_are_refused) {

@@ -7,6 +7,7 @@
 #include "data/tasks/tasks.h"
 #include "model/run/commands.h"
 #include "model/run/scorer.h"
+#include "tests/support/data_test.h"
 #include "tests/support/test.h"
 
 #define SCORES "tests/fixtures/scores"
@@ -42,9 +43,9 @@ static Rig *open_rig(const char *tokenizer) {
   Rig *rig = hold(xcalloc(1, sizeof *rig), close_rig);
   must(loaded_open(&rig->loaded, folder, &err), &err);
   const int64_t positions = rig->loaded.model.max_position_embeddings;
-  rig->scorer = scorer_create(rig->loaded.tokenizer, rig->loaded.model.vocab_size, positions,
-                              2 * positions, &err);
-  assert_non_null(rig->scorer);
+  rig->scorer = must_make(scorer_create(rig->loaded.tokenizer, rig->loaded.model.vocab_size,
+                                        positions, 2 * positions, &err),
+                          &err);
   return rig;
 }
 
@@ -62,21 +63,17 @@ static void run(Rig *rig, bool documents, int64_t batch, int64_t chunks) {
   assert_int_equal(scorer_run(rig->scorer, &rig->loaded.llama, &never, false, &err), 1);
 }
 
-static void free_json(void *tree) {
-  cJSON_Delete(tree);
-}
-
 static const cJSON *result(const Rig *rig, int i) {
   Error err;
   JsonWriter w = {0};
   scorer_json(rig->scorer, i, &w);
   held(w.text);
-  return hold(must_make(json_parse("result", w.text, w.used, &err), &err), free_json);
+  return hold_json(json_parse("result", w.text, w.used, &err), &err);
 }
 
 static const cJSON *expectations(void) {
   Error err;
-  return hold(must_make(json_read(SCORES "/expected.json", 1 << 20, &err), &err), free_json);
+  return hold_json(json_read(SCORES "/expected.json", 1 << 20, &err), &err);
 }
 
 static const cJSON *in(const cJSON *tree, const char *key) {
@@ -276,8 +273,7 @@ TEST(a_choice_beyond_the_window_is_refused) {
 
 TEST(tokens_beyond_the_vocabulary_are_refused) {
   const Rig *rig = open_rig("llama2");
-  Scorer *small = scorer_create(rig->loaded.tokenizer, 200, 256, 256, &err);
-  must_make(small, &err);
+  Scorer *small = must_make(scorer_create(rig->loaded.tokenizer, 200, 256, 256, &err), &err);
   expect_error(scorer_add(small, "piqa=" SCORES "/piqa.jsonl", 0, &err), &err,
                "piqa.jsonl', line 1: it gives token ");
   assert_says(&err, "beyond the model's vocab_size of 200");
