@@ -23,8 +23,7 @@ static Config parse_folder(const char *folder, const char *extra) {
                          "\"train\": {\"steps\": 10, \"sequence_length\": 32%s}, "
                          "\"output\": {\"dir\": \"runs/x\"}}",
                          folder, extra);
-  const Config config = parse(json);
-  return config;
+  return parse(json);
 }
 
 TEST(a_folder_gives_sizes_weights_and_tokenizer) {

@@ -117,15 +117,14 @@ TEST(our_config_json_reads_back_as_the_same_model) {
   for (int i = 0; i < 3; i++) {
     const ModelConfig m = parse_model(models[i]);
     const bool bytes = m.vocab_size == 258;
-    char *json =
-        model_config_json(&m, &(ConfigExtras){.bos = bytes ? 256 : -1, .eos = bytes ? 257 : -1});
+    const ConfigExtras extras = {.bos = bytes ? 256 : -1, .eos = bytes ? 257 : -1};
+    char *json = held(model_config_json(&m, &extras));
     const ModelConfig again = parse_model(json);
     assert_memory_equal(&m, &again, sizeof m);
     assert_true((strstr(json, "\"eos_token_id\": 257") != NULL) == bytes);
     assert_non_null(strstr(json, "\"architectures\": [\"LlamaForCausalLM\"]"));
     assert_true((strstr(json, "\"factor\": 32.0,") != NULL) == !bytes);
     assert_non_null(strstr(json, "\"torch_dtype\": \"float32\""));
-    free(json);
   }
 }
 

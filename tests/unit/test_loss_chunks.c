@@ -10,13 +10,13 @@
 // |got - want| / |want| of gradient `index`.
 static double error_of(const SmallModel *got, const SmallModel *want, int index) {
   const ParamTensor *t = &got->llama.tensors[index];
-  double *a = true_gradient(got->be, got->llama.tensors, index),
-         *b = true_gradient(want->be, want->llama.tensors, index), apart = 0, size = 0;
+  const double *a = held(true_gradient(got->be, got->llama.tensors, index)),
+               *b = held(true_gradient(want->be, want->llama.tensors, index));
+  double apart = 0, size = 0;
   for (int64_t i = 0; i < t->rows * t->cols; i++) {
     apart += (a[i] - b[i]) * (a[i] - b[i]);
     size += b[i] * b[i];
   }
-  free(a), free(b);
   return sqrt(apart / size);
 }
 

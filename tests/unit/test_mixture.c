@@ -81,32 +81,29 @@ static void write_masked(const char *folder, const char *name, int32_t tokens, i
   write_documents(&w, path.text);
 }
 
+static Loader *open_text(const char *text, int64_t batch, DocumentsMode documents) {
+  return open_loader(&(LoaderConfig){.pattern = text,
+                                     .batch = batch,
+                                     .seq = T,
+                                     .vocab_size = COUNTED_VOCAB,
+                                     .seed = 3,
+                                     .shuffle = true,
+                                     .documents = documents});
+}
+
 // Three quarters of all.bin, a quarter of few.bin.
 static Loader *open_two(const char *folder, DocumentsMode documents) {
   char *text = held_text("[{\"path\":\"%s/all.bin\",\"weight\":3},{\"path\":\"%s/few.bin\","
                          "\"weight\":1}]",
                          folder, folder);
-  const LoaderConfig config = {.pattern = text,
-                               .batch = 1,
-                               .seq = T,
-                               .vocab_size = COUNTED_VOCAB,
-                               .seed = 3,
-                               .shuffle = true,
-                               .documents = documents};
-  return open_loader(&config);
+  return open_text(text, 1, documents);
 }
 
 static Loader *open_mixture(const char *folder, double a, double b, double c) {
   char *text = held_text("[{\"path\":\"%s/a.bin\",\"weight\":%g},{\"path\":\"%s/b.bin\",\"weight\":"
                          "%g},{\"path\":\"%s/c.bin\",\"weight\":%g}]",
                          folder, a, folder, b, folder, c);
-  const LoaderConfig config = {.pattern = text,
-                               .batch = B,
-                               .seq = T,
-                               .vocab_size = COUNTED_VOCAB,
-                               .seed = 3,
-                               .shuffle = true};
-  return open_loader(&config);
+  return open_text(text, B, DOCUMENTS_MASK);
 }
 
 // Where only a part counts, shares are of the tokens that do: the source with fewer of them in a

@@ -45,25 +45,20 @@ static void expect_uniform(const char *what, const int64_t counts[64], int64_t a
 TEST(noise_is_uniform_over_elements_updates_and_tensors) {
   enum { DRAWS = 1 << 18 };
   for (int along = 0; along < 3; along++) {
-    int64_t m[64] = {0}, v[64] = {0}, both[64] = {0}, w[64] = {0}, w_m[64] = {0}, w_v[64] = {0};
+    int64_t counts[6][64] = {{0}};
     for (int i = 0; i < DRAWS; i++) {
       const int updates = along == 1 ? i : 5, tensor = along == 2 ? i : 3, at = along == 0 ? i : 7;
       const uint32_t noise = moment_noise(moment_key(updates, tensor), at),
                      of_weight = moment_noise(master_key(updates, tensor), at);
-      m[noise >> 10 & 63]++;
-      v[noise >> 26]++;
-      both[(noise >> 13 & 7) * 8 + (noise >> 29)]++; // m and v are independent
-      w[of_weight >> 10 & 63]++;
-      w_m[(of_weight >> 13 & 7) * 8 + (noise >> 13 & 7)]++; // and the weight of both
-      w_v[(of_weight >> 13 & 7) * 8 + (noise >> 29)]++;
+      counts[0][noise >> 10 & 63]++;                              // m
+      counts[1][noise >> 26]++;                                   // v
+      counts[2][(noise >> 13 & 7) * 8 + (noise >> 29)]++;         // which are independent
+      counts[3][of_weight >> 10 & 63]++;                          // the weight
+      counts[4][(of_weight >> 13 & 7) * 8 + (noise >> 13 & 7)]++; // which is independent of both
+      counts[5][(of_weight >> 13 & 7) * 8 + (noise >> 29)]++;
     }
     static const char *const names[] = {"elements", "updates", "tensors"};
-    expect_uniform(names[along], m, DRAWS);
-    expect_uniform(names[along], v, DRAWS);
-    expect_uniform(names[along], both, DRAWS);
-    expect_uniform(names[along], w, DRAWS);
-    expect_uniform(names[along], w_m, DRAWS);
-    expect_uniform(names[along], w_v, DRAWS);
+    for (int i = 0; i < 6; i++) expect_uniform(names[along], counts[i], DRAWS);
   }
 }
 

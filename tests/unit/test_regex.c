@@ -5,15 +5,24 @@
 #include "data/tokenizer/regex.h"
 #include "tests/support/test.h"
 
+static void close_it(void *regex) {
+  regex_close(regex);
+}
+static void end_scan(void *scan) {
+  regex_scan_close(scan);
+}
+
 static Regex *open_it(const char *pattern) {
   Error err;
-  return must_make(regex_open(pattern, &err), &err);
+  return hold(must_make(regex_open(pattern, &err), &err), close_it);
+}
+static RegexScan *scan_of(const Regex *regex) {
+  return hold(regex_scan_open(regex), end_scan);
 }
 
 // The matches in a text are these; NULL ends them.
 static void matches(const char *pattern, const char *text, const char *const *expected) {
-  Regex *regex = open_it(pattern);
-  RegexScan *scan = regex_scan_open(regex);
+  RegexScan *scan = scan_of(open_it(pattern));
   size_t at = 0, begin, end;
   Error err;
   while (regex_next(scan, text, strlen(text), at, &begin, &end, &err) == 1) {
@@ -24,8 +33,6 @@ static void matches(const char *pattern, const char *text, const char *const *ex
     at = end;
   }
   assert_null(*expected);
-  regex_scan_close(scan);
-  regex_close(regex);
 }
 
 TEST(it_means_what_oniguruma_means) {
@@ -41,12 +48,9 @@ TEST(it_means_what_oniguruma_means) {
 
 // As far as this PCRE2 knows the property, of which older ones need a list.
 TEST(a_word_has_what_is_alphabetic) {
-  Regex *property = regex_open("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", &err), *w = open_it("\\w");
-  if (!property) {
-    regex_close(w);
-    skip();
-  }
-  RegexScan *expected = regex_scan_open(property), *scan = regex_scan_open(w);
+  Regex *property = regex_open("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", &err);
+  if (!property) skip();
+  RegexScan *expected = scan_of(hold(property, close_it)), *scan = scan_of(open_it("\\w"));
   int words = 0;
   for (uint32_t c = 1; c <= 0x10ffff; c++) {
     if (c >= 0xd800 && c < 0xe000) continue; // no characters
@@ -60,8 +64,6 @@ TEST(a_word_has_what_is_alphabetic) {
     words += want;
   }
   assert_true(words > 130000); // 135,200 with PCRE2 10.42
-  regex_scan_close(expected), regex_scan_close(scan);
-  regex_close(property), regex_close(w);
 }
 
 // Random texts of what the pattern tells apart, in ASCII and beyond it.
@@ -82,8 +84,8 @@ static size_t random_text(char *text, size_t capacity, uint32_t *seed) {
 
 // The group around it keeps the pattern from being recognised.
 TEST(llama3s_pattern_matches_by_hand_as_by_pcre2) {
-  Regex *regexes[2] = {open_it(LLAMA3_PATTERN), open_it("(?:" LLAMA3_PATTERN ")")};
-  RegexScan *scans[2] = {regex_scan_open(regexes[0]), regex_scan_open(regexes[1])};
+  RegexScan *scans[2] = {scan_of(open_it(LLAMA3_PATTERN)),
+                         scan_of(open_it("(?:" LLAMA3_PATTERN ")"))};
   uint32_t seed = 1;
   char text[100];
   for (int i = 0; i < 200000; i++) {
@@ -98,9 +100,5 @@ TEST(llama3s_pattern_matches_by_hand_as_by_pcre2) {
                  end[0], begin[1], end[1]);
       at = end[0];
     }
-  }
-  for (int k = 0; k < 2; k++) {
-    regex_scan_close(scans[k]);
-    regex_close(regexes[k]);
   }
 }
