@@ -35,8 +35,8 @@ typedef void SnapshotBegin(Backend *be, const SnapshotPiece *list, int count);
 // work.
 typedef double SnapshotWait(Backend *be);
 
-// ---- Loans. The activations of a layer have no values between its backward in the last micro-batch
-// of a step and its forward in the next step. Meanwhile offloaded moments use their memory: they
+// ---- Loans. The activations of a layer have no values between its last backward in a step and its
+// first forward in the next step. Meanwhile offloaded moments use their memory: they
 // come while the backward of the layers below runs, the update finds them on the GPU, and they
 // return while the next forward runs.
 typedef struct Loan {

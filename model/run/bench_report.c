@@ -177,7 +177,7 @@ static void print_method(const BenchResult *r) {
            cell("%.3f", r->alike).text);
 }
 
-// Where both kinds fit into memory together, a round has both, and its gain; else each has rounds of
+// Where both kinds fit into memory together, a round has both, and a gain; else each has rounds of
 // its own.
 PathText bench_quote(const BenchResult *r) {
   const double fused = r->step[BENCH_FUSED].median, unfused = r->step[BENCH_UNFUSED].median,

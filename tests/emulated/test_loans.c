@@ -1,5 +1,5 @@
-// Moments in the memory of activations (kernels/cuda/loans.c), with queues in place of streams. What
-// may run next is drawn at random, so a wait that is missing shows as a wrong value.
+// Moments in the memory of activations (kernels/cuda/loans.c), with queues in place of streams.
+// What may run next is drawn at random, so a wait that is missing shows as a wrong value.
 #include <cuda_runtime_api.h>
 
 #include "base/rng.h"
