@@ -22,6 +22,7 @@ check each_choice_has_its_reason "$(cat "$folder/said")" grep -qE '^  optimizer.
 check it_says_what_it_measured "$(cat "$folder/said")" grep -qE '^measured   width [0-9]+: [0-9.]+ ms a step' "$folder/said"
 check an_override_is_in_it "$(cat "$out")" grep -q "\"dir\": \"$folder/run\"" "$out"
 check only_keys_that_are_set_are_in_it "$(cat "$out")" test "$(grep -c 'weight_decay\|"documents"\|rope_scaling' "$out")" = 0
+check a_run_of_seconds_saves_at_its_end "$(cat "$out")" test "$(of save_interval)" = "$(of steps)"
 said=$(sed -nE 's/^time       about ([0-9.]+) s$/\1/p' "$folder/said")
 check the_time_is_the_one_that_was_asked_for "about $said s" awk "BEGIN { exit !($said > 5.5 && $said <= 6.1) }"
 began=${EPOCHREALTIME/[.,]/}
@@ -41,6 +42,10 @@ check a_number_of_parameters_is_kept "$(grep '^run' "$folder/said")" \
 fit minutes=600
 check a_short_text_is_read_four_times "$(tail -n 3 "$folder/said")" grep -q '4 times the text$' "$folder/said"
 check and_that_is_less_than_the_time "$(tail -n 3 "$folder/said")" grep -q 'more text would use the rest of the 10 h 00 min$' "$folder/said"
+fit minutes=600 params=5M
+each=$(of save_interval) steps=$(of steps) ms=$(sed -nE 's/^measured .* ([0-9.]+) ms a step.*/\1/p' "$folder/said" | tail -n 1)
+check a_longer_one_saves_each_minute "every $each of $steps steps of $ms ms" \
+  awk "BEGIN { exit !($each < $steps && $each * $ms > 59e3 && $each * $ms < 61e3) }"
 
 # ---- A text of 60 bytes has small steps, and too few tokens to validate on
 head -c 60 "$folder/text.txt" >"$folder/short.txt"
