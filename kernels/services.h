@@ -36,9 +36,9 @@ typedef void SnapshotBegin(Backend *be, const SnapshotPiece *list, int count);
 typedef double SnapshotWait(Backend *be);
 
 // ---- Loans. The activations of a layer have no values between its last backward in a step and its
-// first forward in the next step. Meanwhile offloaded moments use their memory: they
-// come while the backward of the layers below runs, the update finds them on the GPU, and they
-// return while the next forward runs.
+// first forward in the next step. Meanwhile offloaded moments use their memory: they come while the
+// backward of the layers below runs, the update finds them on the GPU, and they return while the
+// next forward runs.
 typedef struct Loan {
   void *home, *near; // on the host, and among the activations
   size_t bytes;

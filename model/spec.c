@@ -82,6 +82,7 @@ Spec spec_again(const Config *c, Spec s) {
   s.bf16_products = !gpu && (b->cpu_products == PRODUCTS_BF16 ||
                              (b->cpu_products == PRODUCTS_AUTO && bf16_products_pay()));
   s.threads = (int)b->threads;
+  // A fused program multiplies two operands of one format.
   s.kernels = s.fp8_weights ? KERNELS_UNFUSED : b->kernels;
   if (b->mainloop != MAINLOOP_AUTO) s.mainloop = b->mainloop;
   s.deterministic = b->deterministic;

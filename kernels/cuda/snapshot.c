@@ -144,9 +144,12 @@ static int op_open(Backend *be, Error *err) {
   const int share = omp_get_num_procs() * 3 / 4, count = share > 2 ? share : 2;
   Snapshot *s = c->snapshot = xcalloc(1, sizeof *s);
   s->device = c->gpu.device;
-  pthread_mutex_init(&s->lock, NULL); // cannot fail on Linux, nor can the next
-  pthread_cond_init(&s->begun, NULL);
-  pthread_cond_init(&s->done, NULL);
+  if (pthread_mutex_init(&s->lock, NULL) || pthread_cond_init(&s->begun, NULL) ||
+      pthread_cond_init(&s->done, NULL)) {
+    free(s);
+    c->snapshot = NULL;
+    return error_set(err, "the system gives no lock for the threads that copy");
+  }
   if (start_threads(s, count < MAX_THREADS ? count : MAX_THREADS, err) == 0) return 0;
   (void)cudaGetLastError(); // else the next check of a launch would find it
   cuda_snapshot_close(c);

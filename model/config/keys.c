@@ -310,12 +310,10 @@ ShortText key_allowed(const Key *key) {
                       key->min > 0 ? "1 to " : "at most ", key->size - 1);
   if (!key->choices) return short_text("true or false");
   ShortText t = {""};
-  for (int i = 0; key->choices[i]; i++)
-    short_append(&t, "%s\"%s\"",
-                 i == 0                ? ""
-                 : key->choices[i + 1] ? ", "
-                                       : " or ",
-                 key->choices[i]);
+  for (int i = 0; key->choices[i]; i++) {
+    const char *separator = i == 0 ? "" : key->choices[i + 1] ? ", " : " or ";
+    short_append(&t, "%s\"%s\"", separator, key->choices[i]);
+  }
   return t;
 }
 

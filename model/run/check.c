@@ -503,7 +503,7 @@ static ShortText slow_programs(const Spec *timed) {
 // Programs are part of the executable, and another one is checked anew.
 static ShortText stamp(void) {
   struct stat st;
-  if (stat("/proc/self/exe", &st) != 0) return short_text("%s", "");
+  if (stat("/proc/self/exe", &st) != 0) return (ShortText){""};
   return short_text("%lld %lld.%09ld", (long long)st.st_size, (long long)st.st_mtim.tv_sec,
                     st.st_mtim.tv_nsec);
 }

@@ -75,7 +75,7 @@ static int print_cell(int spaces, const char *text) {
 }
 
 static ShortText estimate_text(Estimate e) {
-  if (isnan(e.mean)) return short_text("%s", "");
+  if (isnan(e.mean)) return (ShortText){""};
   if (isnan(e.error)) return short_text("%.4f", e.mean);
   return short_text(e.mean < 1000 ? "%.4f +- %.4f" : "%.4g +- %.4g", e.mean, e.error);
 }
