@@ -118,7 +118,7 @@ static DEVICE float quad_sum(float x) {
 
 // Sums of columns over the product's rows, such as a bias gradient. As a member of a program, it is
 // given all pairs of a step in their order, and stores a part for every 16 rows:
-//   to.data [ceil(M / 16), to.stride], fp32
+//   to.data [ceil(M / 16), to.stride], fp32, fewer than 2^32 values
 struct ColumnSum {
   float2 sums[2]; // of the columns of two neighbouring blocks of 8
 
@@ -138,9 +138,11 @@ private:
                 y = kept.y + __shfl_xor_sync(0xffffffffu, given.y, 16);
     float all = (odd ? y : x) + __shfl_xor_sync(0xffffffffu, odd ? x : y, 8);
     all += __shfl_xor_sync(0xffffffffu, all, 4);
-    const int64_t part = s.block.row(0) / 16, column = s.column(first + 2 * block) + odd;
-    if ((lane & 4) == 0 && 16 * part < s.block.M && column < s.block.N)
-      reinterpret_cast<float *>(to.data)[part * to.stride + column] = all;
+    // In 64 bits these take 16 registers more, which tiles of 192 columns do not have.
+    const uint32_t part = (uint32_t)s.block.row(0) / 16,
+                   column = (uint32_t)(s.column(first + 2 * block) + odd);
+    if ((lane & 4) == 0 && 16 * part < (uint32_t)s.block.M && column < (uint32_t)s.block.N)
+      reinterpret_cast<float *>(to.data)[part * (uint32_t)to.stride + column] = all;
   }
 };
 

@@ -32,7 +32,6 @@ DEFINE_PROGRAM(GatedResidual, gated_residual)
 //   stores[1] df [M, N], may be f   args.out[0] parts of g's gradient (ColumnSum)
 struct GatedResidualBackward : Pairs<GatedResidualBackward> {
   static constexpr GemmForm FORM = GEMM_NN;
-  static constexpr bool FITS_192 = false; // ColumnSum takes too many registers
   using Loads = Chunks<64, 64>;
   using Stores = Chunks<64, 64>;
   using ColumnValues = Tanh;

@@ -47,7 +47,6 @@ DEFINE_PROGRAM(BiasGelu, bias_gelu)
 //   args.out[0] sums of dz's columns (ColumnSum)
 struct BiasGeluBackward : Pairs<BiasGeluBackward> {
   static constexpr GemmForm FORM = GEMM_NN;
-  static constexpr bool FITS_192 = false;
   using Loads = Chunks<64>;
   ColumnSum bias;
 
