@@ -121,6 +121,9 @@ typedef struct Case {
   bool one_sign;        // no element of FP8 operands is negative
   float copy_scale;     // 0 = 8
   bool copies_of_store; // they are of stores[0] as stored: exact
+  // stores[1] is computed from values of stores[0] before they are rounded. The twin's is not: the
+  // error is at most 3/4 of the twin's.
+  bool second_rounded_once;
   // Otherwise the relative error of the largest value in the copies' Scaling; 0 = 1.5e-3.
   double largest_error;
   bool row_scale_out;
@@ -447,6 +450,13 @@ static inline void expect_store(const Rig *r, TileShape tile, int i, const float
                                     : "")
                     .text,
                 x, twin, reference, M * (end - first), 1e-6);
+    if (i == 1 && r->c->second_rounded_once) {
+      const double once = deviation(x, reference, M * cols).l2,
+                   twice = deviation(twin, reference, M * cols).l2;
+      if (!(once <= 0.75 * twice)) // observed: 0.54, 0.56 and 0.68 of it
+        fail_msg("%s: L2 %.2e, %.2e where it is rounded twice", label(r, tile, " second").text,
+                 once, twice);
+    }
     free(x), free(twin), free(reference);
   }
 }
