@@ -113,6 +113,17 @@ int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu,
   return 0;
 }
 
+TileShape fused_tile(const OpenProgram *open, int64_t M, int64_t N, int64_t K) {
+  const Program *p = open->program;
+  bool has[WGMMA_SHAPES], some = false;
+  for (int tile = 0; tile < WGMMA_SHAPES; tile++) some |= has[tile] = fused_runs_in(open, tile);
+  if (!some) return TILE_64x64;
+  int32_t cols = p->copy_cols; // two copies, of half the bytes
+  for (int i = 0; i < MAX_TILES; i++) cols += p->load_cols[i] + p->store_cols[i];
+  const double chunks = (double)cols / p->columns * (p->formats == GEMM_BF16 ? 1 : 2);
+  return tile_without_figures(has, chunks, M, N, K);
+}
+
 // ---- Launching
 
 static void fail_call(const Program *program, const char *why) {
@@ -228,7 +239,7 @@ void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *ca
                   cudaStream_t stream) {
   const Program *program = open->program;
   if (!fused_runs_in(open, tile))
-    fail_call(program, "it was not opened in this tile shape; ask tile_choose");
+    fail_call(program, "it was not opened in this tile shape; ask fused_tile");
   if (program->batched != (call->batch > 0))
     fail_call(program, "a batch is for batched programs, and they need one");
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;

@@ -136,8 +136,12 @@ static inline bool fused_runs_in(const OpenProgram *open, int tile) {
   return tile < WGMMA_SHAPES ? open->clusters[tile] > 0 : open->mma_sync;
 }
 
-// Only launches. `tile` as tile_choose says, or another that was opened. A call that no program can
-// serve (a size of 2^31, a matrix not at 16-byte boundaries) ends the process with a sentence.
+// The tile shape for a program that is not in the table of programs.h, of those that it has here.
+TileShape fused_tile(const OpenProgram *open, int64_t M, int64_t N, int64_t K);
+
+// Only launches. `tile` as tile_choose or fused_tile says, or another that was opened. A call that
+// no program can serve (a size of 2^31, a matrix not at 16-byte boundaries) ends the process with a
+// sentence.
 void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
                   cudaStream_t stream);
 

@@ -79,6 +79,11 @@ static inline HOST_DEVICE int32_t symmetric_row(int32_t pair, int32_t half, int3
 // The tile shape for a product, by the table of measurements there. A program without figures
 // there, or PROGRAMS, is treated as one that only stores its product.
 TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
+// One of wgmma's shapes that a program has, by what its epilogue moves: with 64 columns of the
+// product `chunks` of 64 columns of bf16. In FP8, where products take half the time, they count
+// twice.
+TileShape tile_without_figures(const bool has[WGMMA_SHAPES], double chunks, int64_t M, int64_t N,
+                               int64_t K);
 // True where a program is faster than cuBLASLt's product with the unfused kernels: not where more
 // than a fifth of its tiles lies outside of the product (288 columns need 384).
 bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);

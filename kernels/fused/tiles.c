@@ -82,6 +82,20 @@ static TileShape fastest(const Exposed *e, int64_t K, const int64_t *tiles) {
   return best;
 }
 
+TileShape tile_without_figures(const bool has[WGMMA_SHAPES], double chunks, int64_t M, int64_t N,
+                               int64_t K) {
+  const Exposed *product = &exposed[PROGRAMS];
+  const Exposed e = {.of_256 = has[TILE_128x256] ? product->of_256 * chunks : NONE,
+                     .of_128 = product->of_128,
+                     .of_128_k = product->of_128_k * chunks,
+                     .of_192 = has[TILE_128x192] ? 0 : NONE};
+  int64_t tiles[WGMMA_SHAPES];
+  if (has[TILE_128x64] && N <= tile_cols(TILE_128x64)) return TILE_128x64;
+  for (int tile = 0; tile < WGMMA_SHAPES; tile++)
+    tiles[tile] = tile_clusters((TileShape)tile, M, N, false);
+  return fastest(&e, K, tiles);
+}
+
 TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K) {
   if (mainloop == MAINLOOP_MMA_SYNC) return TILE_64x64;
   int64_t tiles[WGMMA_SHAPES];

@@ -2,10 +2,12 @@
 // against their unfused twins: the product and the kernels that the unfused backend runs after it.
 // Usage: bench_fused [110m|350m|1b|8b|70b|all] [PROGRAM] [--sustain]
 //        bench_fused PROGRAM MxNxK [--sustain]      any program in any shape
-//   --sustain  also a second of each variant back to back: the ranking under the power limit
+//   --sustain  also three blocks of half a second of each variant, alternately: the ranking under
+//              the power limit
 #include "tests/bench/fused_problem.h"
 
 enum { WARM_UP = 2, MAX_ROUNDS = 20, FLUSH_BYTES = 160 << 20, MAX_ROWS = 128 };
+enum { TURNS = 3, TURN_MS = 500 }; // sustained
 
 static const Width widths[] = {
     {"110m", 768, 2048, 12, 12, 64, 32000, MAX_ROUNDS},
@@ -77,10 +79,12 @@ static void time_problem(const Problem *p, Times *t) {
     t->tenth[v] = samples[v][rounds / 10];
     t->ninetieth[v] = samples[v][rounds - 1 - rounds / 10];
   }
-  for (int v = 0; v < VARIANTS && p->bench->sustain; v++)
-    if (t->median[v] > 0)
-      t->sustained[v] =
-          gpu_timer_ms(timer, (int)(1000 / t->median[v]) + 1, run_variant, &(VariantOf){p, v});
+  for (int turn = 0; turn < TURNS && p->bench->sustain; turn++)
+    for (int i = 0; i < count; i++) {
+      const int v = order[i].variant;
+      t->sustained[v] +=
+          gpu_timer_ms(timer, (int)(TURN_MS / t->median[v]) + 1, run_variant, &order[i]) / TURNS;
+    }
 }
 
 // ---- The table
@@ -88,7 +92,7 @@ static void time_problem(const Problem *p, Times *t) {
 // Of a row, in units of cuBLASLt's time.
 typedef struct TableRow {
   Kind kind;
-  double chosen, best; // the program in the tile shape that tile_choose names; in its best
+  double chosen, best; // the program in the chosen tile shape; in its best
   double twin;         // 0 = none
 } TableRow;
 
@@ -98,8 +102,8 @@ typedef struct Table {
 } Table;
 
 static void print_head(const Width *w) {
-  printf("\n%s: D %lld, F %lld. ms (x cuBLASLt's); * = the tile shape that tile_choose takes\n",
-         w->name, (long long)w->D, (long long)w->F);
+  printf("\n%s: D %lld, F %lld. ms (x cuBLASLt's); * = the chosen tile shape\n", w->name,
+         (long long)w->D, (long long)w->F);
   printf("%-19s %-13s %-18s %9s %7s  %-15s %-15s %-15s %-15s %-15s %6s %9s %6s\n", "program", "",
          "M x N x K", "cuBLASLt", "TFLOP/s", "128x256", "128x192", "128x128", "128x64", "mma.sync",
          "10-90%", "twin", "/ ours");
@@ -121,22 +125,18 @@ static void print_times(const char *const names[3], const GemmProblem *q, const 
   printf("\n");
 }
 
-// The tile shape that tile_choose names; the fastest where the program has none there; 0 = it has
-// none at all.
-static int chosen_variant(const Problem *p, const Times *t) {
+// The tile shape that train takes; for other programs, and where that does not run, fused_tile's.
+static int chosen_variant(const Problem *p) {
   const GemmProblem *q = &p->product;
-  int chosen = PROGRAM_TILES + (int)tile_choose(MAINLOOP_AUTO, p->subject->name, q->M, q->N, q->K);
-  if (t->median[chosen] > 0) return chosen;
-  chosen = 0;
-  for (int v = PROGRAM_TILES; v < VARIANTS; v++)
-    if (t->median[v] > 0 && (!chosen || t->median[v] < t->median[chosen])) chosen = v;
-  return chosen;
+  const TileShape tile = tile_choose(MAINLOOP_AUTO, p->subject->name, q->M, q->N, q->K);
+  const bool named = p->subject->name != PROGRAMS && fused_runs_in(&p->open, tile);
+  return PROGRAM_TILES + (int)(named ? tile : fused_tile(&p->open, q->M, q->N, q->K));
 }
 
 static void print_row(const Problem *p, const Times *t, Table *all) {
   const GemmProblem *q = &p->product;
-  const int chosen = chosen_variant(p, t);
-  if (!chosen) end_with("bench_fused: this GPU runs the program in no tile shape");
+  const int chosen = chosen_variant(p);
+  if (t->median[chosen] <= 0) end_with("bench_fused: this GPU runs the program in no tile shape");
   char shape[64], spread[16];
   snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)q->M, (long long)q->N,
            (long long)q->K);

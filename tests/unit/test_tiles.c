@@ -64,6 +64,34 @@ TEST(choice_is_near_the_best_measured) {
   print_message("# at most %.3f of cuBLASLt's time is lost (bound %.3f)\n", worst, allowed);
 }
 
+// Programs without figures, by what they move: bench_fused on one H100, alone.
+TEST(a_program_without_figures_gets_the_best_shape_that_it_has) {
+  const struct {
+    double chunks;
+    int64_t N, K;
+    double of_shape[WGMMA_SHAPES]; // of M 16384
+  } programs[] = {
+      {3, 2048, 2048, {1.225, 1.188, 1.236, 0}},  // gated_residual
+      {3, 4096, 4096, {1.123, 1.110, 1.232, 0}},  // the same
+      {4, 2048, 2048, {1.358, 1.336, 1.355, 0}},  // gated_residual_backward
+      {4, 4096, 4096, {1.193, 1.174, 1.243, 0}},  // the same
+      {4, 8192, 2048, {1.383, 1.193, 1.239, 0}},  // silu_copies_fp8
+      {4, 14336, 4096, {1.261, 1.046, 1.102, 0}}, // the same
+      {1, 64, 2048, {1.814, 0, 1.865, 1.158}},    // router
+      {4, 2048, 2048, {1.395, 0, 1.360, 0}},      // gated_residual_backward, as if without 128x192
+  };
+  for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+    bool has[WGMMA_SHAPES];
+    int best = TILE_128x128;
+    for (int t = 0; t < WGMMA_SHAPES; t++) {
+      has[t] = programs[i].of_shape[t] > 0;
+      if (has[t] && programs[i].of_shape[t] < programs[i].of_shape[best]) best = t;
+    }
+    assert_int_equal(
+        tile_without_figures(has, programs[i].chunks, 16384, programs[i].N, programs[i].K), best);
+  }
+}
+
 TEST(every_size_gets_a_shape_with_its_parts) {
   for (int name = 0; name <= PROGRAMS; name++)
     for (int64_t N = 8; N <= 4096; N += 8)
