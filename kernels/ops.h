@@ -59,7 +59,8 @@ typedef void AttentionDecodeOp(Backend *be, const int32_t *position, int64_t row
 typedef void ResidualOp(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                         RowStat x_sumsq, Operand out, RowStat *sumsq);
 // z = r * (x W'^T); y = silu(gate) * up over the column pairs of z. z is for down_dgrad alone,
-// which knows whether this backend stored it with or without r.
+// which knows whether this backend stored it with or without r. In FP8 it is e4m3 (Z_DIVISOR in
+// kernels/formats.h), with r; y is of z before it is rounded.
 //   x [M, D] in, sumsq in, W [2F, D] in (folded), z [M, 2F] out, y [M, F] out
 typedef void GateUpOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                       Operand y);
@@ -109,7 +110,7 @@ typedef void NormDgradOp(Backend *be, int64_t M, int64_t N, Operand dz, Operand 
 // SwiGLU backward on top of down's dgrad: dy = dx W; dz' = r * (dy d(silu(gate) up)); s = row sum
 // of dz' z.
 //   dx [M, D] in, W [D, F] in, z [M, 2F] in, gate_up's x (its row_scale) and sumsq in,
-//   dz [M, 2F] out (data may be z), s out
+//   dz [M, 2F] out (data may be z where that is bf16), s out
 typedef void DownDgradOp(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
                          RowStat sumsq, Operand dz, RowStat *s);
 // da = dy W, the plain dgrad of the attention output projection.

@@ -34,11 +34,13 @@ void spec_estimate_gpu(Spec *s) {
   s->most_parts.sumsq = s->D / tile + 1;
   s->most_parts.s = s->F / tile + 1;
   s->folds_softmax = false;
-  // Scratch of the SwiGLU's and attention's backward, the bias of its scores, and two sums of each
+  // Scratch of the SwiGLU and of attention's backward, the bias of its scores, and two sums of each
   // row of dlogits.
-  s->workspace_bytes = (size_t)s->max_tokens * BF16_BYTES * (size_t)(s->F + 4 * query_width(s)) +
-                       scores_bytes(s) + document_bias_bytes(s) +
-                       (size_t)chunk_rows(s) * loss_parts * 2 * FP32_BYTES;
+  const int64_t of_swiglu = s->F * (s->fp8 ? 2 : 1);
+  s->workspace_bytes =
+      (size_t)s->max_tokens * BF16_BYTES * (size_t)(of_swiglu + 4 * query_width(s)) +
+      scores_bytes(s) + document_bias_bytes(s) +
+      (size_t)chunk_rows(s) * loss_parts * 2 * FP32_BYTES;
   s->list_bytes = muon_bytes; // beside which the tables of the parameters are small
   s->granule = 0;
 }

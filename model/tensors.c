@@ -201,6 +201,7 @@ typedef struct TensorRow {
   int64_t rows, cols;
   Where where;
   Lifetime lifetime;
+  bool narrow;
   Pool rows_in, cols_in;
   Lifetime cols_live;
   ScaleRule scale;
@@ -420,7 +421,8 @@ static void place(Layout *l, const TensorRow *r, void *of, const void *first_of,
   void *field = (char *)of + r->offset, *memory;
   const void *first = (const char *)first_of + r->offset;
   const int64_t stride = l->spec->max_tokens, cols = r->kind == SUMS ? stride : r->cols;
-  const size_t width = r->kind == VALUES     ? act_bytes(l->spec)
+  const size_t of_values = r->narrow && l->spec->fp8 ? fp8_bytes(l->spec) : act_bytes(l->spec),
+               width = r->kind == VALUES     ? of_values
                        : r->kind == IDS      ? sizeof(int32_t)
                        : r->kind == DRAWS    ? sizeof(Draw)
                        : r->kind == SCORES   ? sizeof(RowScore)

@@ -98,4 +98,8 @@ void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
     swiglu_row(F, r, z + m * 2 * F, y + m * F);
   }
   quantize(cpu, M, F, y_, y);
+  if (!y_.by_row) return;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < M * 2 * F; i++)
+    z[i] = Z_DIVISOR * fp8_round(FP8_E4M3, (float)z[i] / Z_DIVISOR);
 }

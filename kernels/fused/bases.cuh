@@ -157,29 +157,36 @@ template <class Program, class In = Bf16> struct Logits : Pairs<Program, In, 8> 
 // A gated activation after RMSNorm: z = r (A B^T), whose pairs are a feature's gate and up, and
 // y = Program::activation(gate, up) of z before it is rounded. In FP8 y is only copied.
 //   args.in[0], inverse_D, eps   stores[0] z [M, N]   stores[1] y [M, N / 2]
-//   FP8: a, b, row_scale of A, copies of y [M, N / 2] in place of stores[1]
+//   FP8: a, b, row_scale of A, copies of y [M, N / 2] in place of stores[1]; z is e4m3
+//   (kernels/formats.h), two of it an element of stores[0]
 template <class Program, class In = Bf16> struct Gated : ProgramDefaults<In> {
-  using Stores = Chunks<64, In::COPIES ? 0 : 32>;
+  using Stores = Chunks<In::COPIES ? 32 : 64, In::COPIES ? 0 : 32>;
   using Copies = typename In::template Copies<32>;
   using RowValues = Rstd<In>;
 
   // 16 columns of z at a time. By the order of features in a group of 8 pairs (pair_of_feature), a
   // thread's values in two neighbouring blocks of 8 columns are the features of one pair of y.
   template <class S> DEVICE void step(const S &s) {
-    uint32_t y[4];
+    uint32_t z[4], y[4];
     CopiesOut<Program> copies(this->largest_copied);
 #pragma unroll
     for (int first = 0; first < 16; first += 4) {
-      uint32_t z[4];
+      float2 kept[4];
       float features[4];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const float2 v = s.product(first + j);
         const float gate = v.x * s.row_value(j), up = v.y * s.row_value(j);
-        z[j] = bf16_two(gate, up);
+        kept[j] = {gate / Z_DIVISOR, up / Z_DIVISOR};
+        if constexpr (!In::COPIES) z[j] = bf16_two(gate, up);
         features[j] = Program::activation(gate, up);
       }
-      s.template store<0>(z, first);
+      if constexpr (In::COPIES) {
+        e4m3_of_pairs(kept, &z[first / 2 % 4]);
+        if (first % 8 == 4) s.template store<0>(z, first / 2 - 2);
+      } else {
+        s.template store<0>(z, first);
+      }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int i = first / 2 + h; // of y
@@ -207,61 +214,27 @@ template <class In> struct RstdOfCopies : Rstd<In> {
 
 // The backward of Gated on top of a dgrad: dy = A B, and for each pair of z (dgate, dup) =
 // Program::gradient(gate, up, dy), multiplied by r; s = the row sums of dz' z. In FP8 dz'' = dz' /
-// q is only copied, and the copies overwrite z in the slot. TOGETHER pairs (4, 8 or 16) of z are
-// computed at once: more pairs put more arithmetic in flight, and need more registers.
+// q is only copied. TOGETHER pairs (4, 8 or 16) of z are computed at once: more pairs put more
+// arithmetic in flight, and need more registers.
 //   args.in[0], inverse_D, eps, out[0] s   loads[0] z [M, 2 N]   stores[0] dz' [M, 2 N], may be z
-//   FP8: a, b, row_scale of the forward's A, copies of dz'' [M, 2 N] in place of stores[0]
+//   FP8: a, b, row_scale of the forward's A, z in e4m3 as Gated stores it, copies of dz'' [M, 2 N]
+//   in place of stores[0]
 template <class Program, class In = Bf16, int TOGETHER = 8>
 struct GatedBackward : ProgramDefaults<In> {
   static constexpr GemmForm FORM = In::DGRAD;
-  static constexpr bool FITS_192 = !In::COPIES;
-  static constexpr int STATIC_COLS = In::COPIES ? 256 : 0;
   static constexpr int COLUMNS = 32; // of dy: 64 of z
-  using Loads = Chunks<64>;
+  using Loads = Chunks<In::COPIES ? 32 : 64>;
   using Stores = Chunks<In::COPIES ? 0 : 64>;
   using Copies = typename In::template Copies<64>;
-  static constexpr int COPY_SCALE = ProgramDefaults<In>::SCALED_ALREADY;
-  static constexpr bool KEEPS_ZERO = true; // dy is 0
   using RowValues = RstdOfCopies<In>;
   RowSum
       sums; // in FP8 this and `largest_copied` are of dz'' times the copies' scale, until the end
 
-  // Pair 4 J + 2 e + h of z is in row h of the thread's two and belongs, by the order of features
-  // (pair_of_feature), to element e of pair 2 J + h of dy.
   template <class S> DEVICE void step(const S &s) {
-    uint32_t all[16];
-    CopiesOut<Program> copies(this->largest_copied);
-    if constexpr (In::COPIES) {
-      s.template load<0>(all);
-      s.loads_done();
-    }
-#pragma unroll
-    for (int first = 0; first < 16; first += TOGETHER) {
-      uint32_t z[TOGETHER];
-      float2 dz[TOGETHER];
-      if constexpr (!In::COPIES) s.template load<0>(z, first);
-#pragma unroll
-      for (int j = 0; j < TOGETHER; j++) {
-        if constexpr (In::COPIES) z[j] = all[first + j];
-        const int h = j & 1, e = j >> 1 & 1;
-        const float2 both = s.product((first + j) / 4 * 2 + h);
-        const float gate = bf16_low(z[j]), up = bf16_high(z[j]);
-        if constexpr (In::COPIES) {
-          const uint32_t next = all[first + (j | 2)];
-          if (e == 0)
-            Program::gradients({gate, bf16_low(next)}, {up, bf16_high(next)},
-                               {both.x * s.row_value(h), both.y * s.row_value(h)}, dz[j],
-                               dz[j | 2]);
-          copies.put(s, first + j, dz[j]);
-        } else {
-          dz[j] = Program::gradient(gate, up, s.row_value(h) * (e ? both.y : both.x));
-          z[j] = bf16_two(dz[j].x, dz[j].y);
-        }
-        sums.add_product(j, dz[j].x, gate);
-        sums.add_product(j, dz[j].y, up);
-      }
-      if constexpr (!In::COPIES) s.template store<0>(z, first);
-    }
+    if constexpr (In::COPIES)
+      copy_step(s);
+    else
+      store_step(s);
   }
   DEVICE void end(const RowBlock &block) {
     if constexpr (In::COPIES) {
@@ -272,9 +245,61 @@ struct GatedBackward : ProgramDefaults<In> {
     sums.store(block, block.args.out[0]);
   }
   // The gradients of two features. A program may compute copied gradients in fewer bits.
-  static DEVICE void gradients(float2 gate, float2 up, float2 dy, float2 &dz0, float2 &dz1) {
-    dz0 = Program::gradient(gate.x, up.x, dy.x);
-    dz1 = Program::gradient(gate.y, up.y, dy.y);
+  static DEVICE void gradients(__half2 gate, __half2 up, float2 dy, float2 &dz0, float2 &dz1) {
+    dz0 = Program::gradient(__low2float(gate), __low2float(up), dy.x);
+    dz1 = Program::gradient(__high2float(gate), __high2float(up), dy.y);
+  }
+
+private:
+  // Pair 4 J + 2 e + h of z is in row h of the thread's two and belongs, by the order of features
+  // (pair_of_feature), to element e of pair 2 J + h of dy.
+  template <class S> DEVICE void store_step(const S &s) {
+#pragma unroll
+    for (int first = 0; first < 16; first += TOGETHER) {
+      uint32_t z[TOGETHER];
+      s.template load<0>(z, first);
+#pragma unroll
+      for (int j = 0; j < TOGETHER; j++) {
+        const int h = j & 1, e = j >> 1 & 1;
+        const float2 both = s.product((first + j) / 4 * 2 + h);
+        const float gate = bf16_low(z[j]), up = bf16_high(z[j]);
+        const float2 dz = Program::gradient(gate, up, s.row_value(h) * (e ? both.y : both.x));
+        z[j] = bf16_two(dz.x, dz.y);
+        sums.add_product(j, dz.x, gate);
+        sums.add_product(j, dz.y, up);
+      }
+      s.template store<0>(z, first);
+    }
+  }
+  // Word i of z has the two features of pair i of dy, and its place is that of their gradients'
+  // copies by row: so a warp overwrites what it has read itself. Rows past M are 0, since dy is.
+  template <class S> DEVICE void copy_step(const S &s) {
+    const __half2 divisor = __float2half2_rn(Z_DIVISOR);
+#pragma unroll
+    for (int first = 0; first < 8; first += 4) {
+      uint32_t words[4];
+      s.template load<0>(words, first);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const __half2 z0 = half2_of_e4m3((uint16_t)words[j]),
+                      z1 = half2_of_e4m3((uint16_t)(words[j] >> 16));
+        const __half2 gate = __hmul2(__lows2half2(z0, z1), divisor),
+                      up = __hmul2(__highs2half2(z0, z1), divisor);
+        const float2 both = s.product(first + j);
+        float2 dz[2];
+        Program::gradients(gate, up, {both.x * s.row_value(j), both.y * s.row_value(j)}, dz[0],
+                           dz[1]);
+        sums.add_product(j, dz[0].x, __low2float(gate));
+        sums.add_product(j, dz[0].y, __low2float(up));
+        sums.add_product(j, dz[1].x, __high2float(gate));
+        sums.add_product(j, dz[1].y, __high2float(up));
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          this->largest_copied.add(dz[e].x), this->largest_copied.add(dz[e].y);
+        words[j] = e4m3_four(dz[0].x, dz[0].y, dz[1].x, dz[1].y);
+      }
+      s.store_copies(words, 8 * first);
+    }
   }
 };
 

@@ -452,10 +452,10 @@ template <class In = Bf16> struct ProgramDefaults {
   using Stores = Chunks<>;
   using RowValues = NoValues;
   using ColumnValues = NoValues;
-  // FP8 copies of its result, and their factor: the scale of args.copies, the row value with this
-  // number (such a tensor has no other scale), or no further factor.
+  // FP8 copies of its result, and their factor: the scale of args.copies, or the row value with this
+  // number (such a tensor has no other scale).
   using Copies = CopyChunks<>;
-  enum { BY_SCALING = -1, SCALED_ALREADY = -2 };
+  enum { BY_SCALING = -1 };
   static constexpr int COPY_SCALE = BY_SCALING;
   // True where its result is 0 for a product and loads of 0, so that rows past M need no special
   // case.

@@ -122,6 +122,7 @@ void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
   ProgramCall call = call_of(f, M, 2 * c->F, c->D, x, W, false, x, sumsq);
   call.stores[0] = (Matrix){z, M, 2 * c->F};
   if (in_fp8(x, W)) {
+    call.stores[0].cols = c->F; // of two bytes each
     run_copied(f, PROGRAM_SWIGLU_FP8, &call, c->F, y, NULL);
     return;
   }
@@ -225,6 +226,7 @@ void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t
   ProgramCall call = call_of(f, M, c->F, c->D, dx, W, true, x, sumsq);
   call.loads[0] = (Matrix){z, M, 2 * c->F};
   if (in_fp8(dx, W)) {
+    call.loads[0].cols = c->F;
     run_copied(f, PROGRAM_SWIGLU_BACKWARD_FP8, &call, 2 * c->F, dz, s);
     return;
   }

@@ -269,7 +269,7 @@ void launch_rope_backward_fp8(int64_t M, RopeShape shape, RowScale r, const act_
 //   forward    y = silu(gate) up
 //   backward   dz' = r (dgate, dup) for dy, s = row sum of dz' (gate, up)
 // z holds the plain product x W'^T: r is applied here, so the forward pass reads z and writes y
-// only.
+// only. In FP8 the forward writes e4m3 of r z besides, which the backward reads.
 //
 // Feature order: inside a group of 8 pairs (32 bytes of z, 16 of y) pairs 0 to 3 hold features 0 2
 // 4 6 and pairs 4 to 7 features 1 3 5 7. So that every access of a warp covers whole lines, a lane
@@ -438,43 +438,54 @@ void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, co
   LAUNCHED();
 }
 
-// ---- In FP8: y and dz' as copies. F is a multiple of 16.
-struct SwigluCopies { // features f .. f + 3 are pairs p, p + 4, p + 1 and p + 5 of a group
+// ---- In FP8: y and dz' as copies, and z as kernels/formats.h has it. F is a multiple of 16.
+
+// Features f .. f + 3 are pairs p, p + 4, p + 1 and p + 5 of a group, and eight neighbouring bytes
+// of z.
+struct SwigluCopies {
   static constexpr bool STORES = false, STOCHASTIC = false, SUMS = false;
   struct Row {
+    uint8_t *z;
     float r;
   };
-  using Column = int;
+  using Column = int; // p; past the last feature at least F
   struct Raw {
     uint2 even, odd;
   };
   int F;
   RowScale r;
-  const bf16_bits *z;
+  const bf16_bits *product;
+  uint8_t *z;
 
   __device__ Row row(int64_t m) const {
-    return {row_rstd(r, m)};
+    return {z + m * 2 * F, row_rstd(r, m)};
   }
   __device__ void skip(int64_t m) {
-    z += m * 2 * F;
+    product += m * 2 * F;
   }
   __device__ Column column(int f) const {
-    return (int)pair_of_feature(f, F);
+    return f < F ? (int)pair_of_feature(f, F) : f;
   }
   __device__ Raw load(unsigned row, Column p) const {
-    const bf16_bits *pairs = z + 2 * p + row * 2 * (unsigned)F;
+    const bf16_bits *pairs = product + 2 * p + row * 2 * (unsigned)F;
     return {*reinterpret_cast<const uint2 *>(pairs), *reinterpret_cast<const uint2 *>(pairs + 8)};
   }
-  __device__ float4 four(const Row &row, Column, Raw raw, float *) const {
+  __device__ float4 four(const Row &row, Column p, Raw raw, float *) const {
     const Pack<4> a = widen(raw.even), b = widen(raw.odd);
+    const float s = row.r / Z_DIVISOR;
+    if (row.z && p < F)
+      *reinterpret_cast<uint2 *>(row.z + fp8_column_place(2 * p)) = {
+          e4m3_four(a.v[0] * s, a.v[1] * s, b.v[0] * s, b.v[1] * s),
+          e4m3_four(a.v[2] * s, a.v[3] * s, b.v[2] * s, b.v[3] * s)};
     return {swiglu(a.v[0] * row.r, a.v[1] * row.r), swiglu(b.v[0] * row.r, b.v[1] * row.r),
             swiglu(a.v[2] * row.r, a.v[3] * row.r), swiglu(b.v[2] * row.r, b.v[3] * row.r)};
   }
 };
 
-void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand y,
+void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *product, act_t *z, Operand y,
                        Scaling *scaling, cudaStream_t stream) {
-  launch_copies(SwigluCopies{(int)F, r, bits(z)}, copies_of(M, F, y, scaling), stream);
+  launch_copies(SwigluCopies{(int)F, r, bits(product), reinterpret_cast<uint8_t *>(z)},
+                copies_of(M, F, y, scaling), stream);
 }
 
 struct SwigluBackward { // four columns are gate and up of the features f and f + 2
@@ -486,12 +497,13 @@ struct SwigluBackward { // four columns are gate and up of the features f and f 
     int at, feature;
   };
   struct Raw {
-    uint2 z;
+    uint16_t z[2]; // of the features' pairs
     bf16_bits dy[2];
   };
   int F;
   RowScale r;
-  const bf16_bits *z, *dy;
+  const uint8_t *z;
+  const bf16_bits *dy;
 
   __device__ Row row(int64_t m) const {
     return {row_rstd(r, m)};
@@ -505,15 +517,16 @@ struct SwigluBackward { // four columns are gate and up of the features f and f 
   }
   __device__ Raw load(unsigned row, Column c) const {
     const bf16_bits *of_row = dy + c.feature + row * (unsigned)F;
-    return {*reinterpret_cast<const uint2 *>(z + c.at + row * 2 * (unsigned)F),
-            {of_row[0], of_row[2]}};
+    const uint16_t *pairs =
+        reinterpret_cast<const uint16_t *>(z + fp8_column_place(c.at) + row * 2 * (unsigned)F);
+    return {{pairs[0], pairs[2]}, {of_row[0], of_row[2]}};
   }
   __device__ float4 four(const Row &row, Column, Raw raw, float *s) const {
-    const Pack<4> p = widen(raw.z);
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float gate = p.v[i] * row.r, up = p.v[i + 1] * row.r;
+      const __half2 pair = half2_of_e4m3(raw.z[i / 2]);
+      const float gate = Z_DIVISOR * __low2float(pair), up = Z_DIVISOR * __high2float(pair);
       swiglu_backward(gate, up, row.r * bf16_to_float(raw.dy[i / 2]), &v[i], &v[i + 1]);
       *s += v[i] * gate + v[i + 1] * up;
     }
@@ -525,5 +538,6 @@ void launch_swiglu_backward_fp8(int64_t M, int64_t F, RowScale r, const act_t *z
                                 Operand dz, Scaling *scaling, RowStat *s, cudaStream_t stream) {
   Copies to = copies_of(M, 2 * F, dz, scaling);
   to.sums = sums_of_copies(2 * F, s);
-  launch_copies(SwigluBackward{(int)F, r, bits(z), bits(dy)}, to, stream);
+  launch_copies(SwigluBackward{(int)F, r, reinterpret_cast<const uint8_t *>(z), bits(dy)}, to,
+                stream);
 }

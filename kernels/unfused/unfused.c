@@ -29,7 +29,7 @@ void unfused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, c
     launch_row_sumsq(M, c->base.spec.D, out.data, sumsq, c->gpu.stream);
 }
 
-// z stays the plain product: down_dgrad, its only reader, applies r as it reads.
+// In bf16 z stays the plain product: down_dgrad, its only reader, applies r as it reads.
 void unfused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                      Operand y) {
   Cuda *c = cuda_of(be);
@@ -38,9 +38,10 @@ void unfused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
     cuda_gate_up_row(c, x.data, W, z, y.data);
     return;
   }
-  cuda_forward(c, M, 2 * c->base.spec.F, c->base.spec.D, x, W, NULL, z, 0);
+  act_t *product = y.by_row ? unfused_of(be)->product : z;
+  cuda_forward(c, M, 2 * c->base.spec.F, c->base.spec.D, x, W, NULL, product, 0);
   for (int pass = 0; y.by_row && cuda_launch_again(c, pass, y); pass++)
-    launch_swiglu_fp8(M, c->base.spec.F, r, z, y, c->scalings + y.scaling, c->gpu.stream);
+    launch_swiglu_fp8(M, c->base.spec.F, r, product, z, y, c->scalings + y.scaling, c->gpu.stream);
   if (!y.by_row) launch_swiglu(M, c->base.spec.F, r, z, y.data, c->gpu.stream);
 }
 
@@ -144,7 +145,7 @@ void unfused_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const
 // Columns of the scratch, for the operations that no fused kernel runs.
 static int64_t product_cols(const Backend *be, const Spec *c) {
   static const Operation norm_dgrads[] = {OP_lm_head_dgrad, OP_gate_up_dgrad, OP_qkv_dgrad};
-  int64_t cols = be->kinds[OP_down_dgrad] == KERNEL_FUSED ? 0 : c->F;
+  int64_t cols = be->kinds[OP_down_dgrad] == KERNEL_FUSED ? 0 : c->F * (c->fp8 ? 2 : 1);
   for (size_t i = 0; i < sizeof norm_dgrads / sizeof *norm_dgrads; i++)
     if (be->kinds[norm_dgrads[i]] != KERNEL_FUSED && cols < c->D) cols = c->D;
   return cols;

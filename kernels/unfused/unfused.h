@@ -9,8 +9,8 @@ extern "C" {
 
 typedef struct Unfused {
   Cuda cuda; // first: a Backend * of this backend is an Unfused *
-  // Scratch for the GEMMs of down_dgrad and norm_dgrad, [max_tokens, F or D]. NULL where they run
-  // fused.
+  // Scratch for the GEMMs of norm_dgrad, [max_tokens, D], of down_dgrad, F, and in FP8 of gate_up,
+  // 2 F. NULL where they run fused.
   act_t *product;
 } Unfused;
 
@@ -95,9 +95,11 @@ void launch_swiglu(int64_t M, int64_t F, RowScale r, const act_t *z, act_t *y, c
 //   z [M, 2F], dy [M, F] in; dz [M, 2F] out, may be z; s out
 void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
                             act_t *dz, RowStat *s, cudaStream_t stream);
-// The same into copies alone, F a multiple of 16.
-void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand y,
+// The same into copies alone, F a multiple of 16, and with z in e4m3 (kernels/ops.h).
+//   product [M, 2F] in; z [M, 2F] out
+void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *product, act_t *z, Operand y,
                        Scaling *scaling, cudaStream_t stream);
+//   z [M, 2F] in
 void launch_swiglu_backward_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
                                 Operand dz, Scaling *scaling, RowStat *s, cudaStream_t stream);
 

@@ -52,6 +52,11 @@ static inline float rounded_fp8(double value, float scale) {
   return fp8_round(FP8_E4M3, (float)value * scale) / scale;
 }
 
+// z of a gated activation, as it is kept in FP8.
+static inline float rounded_z(double value) {
+  return rounded_fp8(value, 1.0f / Z_DIVISOR);
+}
+
 // ---- What a case says
 
 // What a formula stores: the tile operands, and what FP8 copies are made of.
@@ -70,7 +75,7 @@ typedef struct Row {
   float *terms[2]; // [N] out: what statistic i joins over the columns, one a column of the product
   // The rest is row_store's.
   float *stores[STORES];
-  bool is_twin, is_stored;
+  bool is_twin, is_stored, has_small_z;
   float copy_scale;
   float *largest; // |value| that is copied
 } Row;
@@ -86,7 +91,8 @@ static inline float row_store(const Row *row, int i, int64_t n, double value) {
                row->is_twin || row->is_stored ? rounded_fp8(value, row->copy_scale) : (float)value;
   }
   if (row->is_stored) return *to;
-  return *to = row->is_twin ? rounded((float)value) : (float)value;
+  if (!row->is_twin) return *to = (float)value;
+  return *to = row->has_small_z && i == 0 ? rounded_z(value) : rounded((float)value);
 }
 
 static inline double rstd_of(const Row *row) {
@@ -127,8 +133,9 @@ typedef struct Case {
   // Otherwise the relative error of the largest value in the copies' Scaling; 0 = 1.5e-3.
   double largest_error;
   bool row_scale_out;
-  int heads_of;    // N is heads of so many columns: -1 = of any, 0 = N is any multiple of 8
-  int in_place_of; // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere
+  bool has_small_z; // the first tile operand is z in e4m3
+  int heads_of;     // N is heads of so many columns: -1 = of any, 0 = N is any multiple of 8
+  int in_place_of;  // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere
   void (*prepare)(struct Rig *rig); // params, and loads that are no random matrices
   // Of statistics OF_ITS_OWN, up to four numbers of each row for 64 columns: fails where they are
   // not as they should be.
@@ -279,15 +286,36 @@ static inline void statistic_in(Rig *r, int which, int32_t parts, const char *na
   free(values);
 }
 
+// Random z [M, cols] that e4m3 holds, and on the device its bytes.
+static inline float *random_z(Bench *b, int64_t M, int64_t cols, double deviation,
+                              const void **data) {
+  float *z = random_bf16(M * cols, deviation, "z");
+  uint8_t *bytes = xmalloc((size_t)(M * cols));
+  for (int64_t i = 0; i < M * cols; i++) {
+    bytes[i / cols * cols + fp8_column_place(i % cols)] = fp8_bits(FP8_E4M3, z[i] / Z_DIVISOR);
+    z[i] = rounded_z((double)z[i]);
+  }
+  *data = fp8_buffer(b, M * cols, bytes);
+  free(bytes);
+  return z;
+}
+
 static inline void loads_new(Rig *r) {
   static const char *const names[MAX_TILES] = {"first load", "second load"};
   for (int i = 0; i < MAX_TILES; i++) {
     const int64_t M = r->s.M,
                   cols = operand_cols(r->c->program, r->c->program->load_cols[i], r->s.N);
+    const double deviation = r->c->load_scale[i] ? r->c->load_scale[i] : 1;
     if (cols == 0 || r->call.loads[i].data) continue;
     r->load_cols[i] = cols;
-    r->loads[i] = random_bf16(M * cols, r->c->load_scale[i] ? r->c->load_scale[i] : 1, names[i]);
-    r->call.loads[i] = (Matrix){bf16_buffer(&r->b, M * cols, r->loads[i]), M, cols};
+    r->call.loads[i] = (Matrix){NULL, M, cols};
+    if (r->c->has_small_z && i == 0) {
+      r->load_cols[i] = 2 * cols;
+      r->loads[i] = random_z(&r->b, M, 2 * cols, deviation, &r->call.loads[i].data);
+      continue;
+    }
+    r->loads[i] = random_bf16(M * cols, deviation, names[i]);
+    r->call.loads[i].data = bf16_buffer(&r->b, M * cols, r->loads[i]);
   }
 }
 
@@ -311,6 +339,7 @@ static inline void run_formula(Rig *r, Pass pass, float *const stores[STORES]) {
                .user = r->user,
                .is_twin = pass == TWIN,
                .is_stored = pass == STORED,
+               .has_small_z = r->c->has_small_z,
                .copy_scale = copy_scale_of(r->c),
                .largest = &r->largest[m]};
     r->largest[m] = 0;
@@ -328,9 +357,9 @@ static inline void outputs_new(Rig *r) {
   for (int i = 0; i < MAX_TILES; i++) {
     const int64_t N = r->c->any_N ? (r->s.N + 15) / 16 * 16 : r->s.N,
                   cols = operand_cols(r->c->program, r->c->program->store_cols[i], N);
-    r->store_cols[i] = cols;
+    r->store_cols[i] = r->c->has_small_z && i == 0 ? 2 * cols : cols;
     if (cols == 0) continue;
-    r->reference[i] = floats(M * cols), r->twin[i] = floats(M * cols);
+    r->reference[i] = floats(M * r->store_cols[i]), r->twin[i] = floats(M * r->store_cols[i]);
     r->call.stores[i] = i == 0 && r->c->in_place_of ? r->call.loads[r->c->in_place_of - 1]
                                                     : matrix_out(&r->b, M, cols);
   }
@@ -581,6 +610,21 @@ static inline float *copies_read(const Rig *r) {
   return values;
 }
 
+// The values of a tile operand out.
+static inline float *store_read(Rig *r, int i) {
+  const Matrix m = r->call.stores[i];
+  const int64_t cols = r->store_cols[i];
+  if (!r->c->has_small_z || i > 0) return bench_read(&r->b, m.data);
+  uint8_t *bytes = xmalloc((size_t)(m.rows * cols));
+  float *values = floats(m.rows * cols);
+  memory_read(r->b.be, bytes, m.data, (size_t)(m.rows * cols));
+  for (int64_t n = 0; n < m.rows * cols; n++)
+    values[n] =
+        Z_DIVISOR * fp8_value(FP8_E4M3, bytes[n / cols * cols + fp8_column_place(n % cols)]);
+  free(bytes);
+  return values;
+}
+
 // Of the Scaling nothing but maxima changes, and the largest of them is the tensor's.
 static inline void expect_largest(const Rig *r) {
   Scaling s;
@@ -651,7 +695,7 @@ static inline void expect_same_without_copies(Rig *r, TileShape tile, const floa
     if (left_out == 0) memset(before, 0xff, bytes);
     assert_memory_equal(before, after, bytes);
     if (!r->store_cols[0]) continue;
-    float *alone = bench_read(&r->b, r->call.stores[0].data);
+    float *alone = store_read(r, 0);
     expect_same("tiles without copies", alone, got, r->s.M * r->store_cols[0]);
     free(alone);
   }
@@ -667,7 +711,7 @@ static inline void check_tile(Rig *r, TileShape tile) {
   RUN_TWICE(&r->b, launch(r, tile));
   for (int i = 0; i < MAX_TILES; i++) {
     if (r->store_cols[i] == 0) continue;
-    got[i] = bench_read(&r->b, r->call.stores[i].data);
+    got[i] = store_read(r, i);
     expect_store(r, tile, i, got[i]);
   }
   if (r->store_cols[COPIED]) {

@@ -252,9 +252,39 @@ static Scaling *delayed(Backend *be) {
   return cuda_of(be)->scalings + DELAYED;
 }
 
+// z [M, 2F] in e4m3, as FP8 keeps it, of values in bf16, or the other way round.
+static float kept_z(float value) {
+  return Z_DIVISOR * fp8_round(FP8_E4M3, value / Z_DIVISOR);
+}
+static act_t *z_keep(Backend *be, const Subject *t, const act_t *values) {
+  const int64_t cols = 2 * t->s.F, count = t->M * cols;
+  float *z = floats(count);
+  uint8_t *bytes = xmalloc((size_t)count);
+  act_t *kept = be->services.alloc(be, (size_t)count);
+  assert_non_null(kept);
+  be->services.read_act(be, z, values, count);
+  for (int64_t i = 0; i < count; i++)
+    bytes[i / cols * cols + fp8_column_place(i % cols)] = fp8_bits(FP8_E4M3, z[i] / Z_DIVISOR);
+  be->services.write(be, kept, bytes, (size_t)count);
+  free(z), free(bytes);
+  return kept;
+}
+static void z_release(Backend *be, const Subject *t, act_t *kept, act_t *values) {
+  const int64_t cols = 2 * t->s.F, count = t->M * cols;
+  float *z = floats(count);
+  uint8_t *bytes = bytes_of(be, kept, count);
+  for (int64_t i = 0; i < count; i++)
+    z[i] = Z_DIVISOR * fp8_value(FP8_E4M3, bytes[i / cols * cols + fp8_column_place(i % cols)]);
+  if (values) act_write(be, values, z, count);
+  be->services.release(be, kept);
+  free(z), free(bytes);
+}
+
 static void call_swiglu(Backend *be, const Subject *t, Arg *a) {
-  launch_swiglu_fp8(t->M, t->s.F, scale_of(be, &a[0], &a[1]), a[2].data, a[3].x, delayed(be),
+  act_t *z = z_keep(be, t, a[4].data);
+  launch_swiglu_fp8(t->M, t->s.F, scale_of(be, &a[0], &a[1]), a[2].data, z, a[3].x, delayed(be),
                     cuda_of(be)->gpu.stream);
+  z_release(be, t, z, a[4].data);
 }
 static void swiglu_formula(const Subject *t, const Values *v) {
   const int64_t F = t->s.F;
@@ -263,12 +293,18 @@ static void swiglu_formula(const Subject *t, const Values *v) {
     const int64_t m = i / F;
     const float r = factor_at(t, v->in[1][m], m);
     v->reference[3][m * F + feature_of_pair(i % F, F)] = swiglu(r * z[2 * i], r * z[2 * i + 1]);
+    for (int64_t k = 2 * i; k < 2 * i + 2; k++) v->reference[4][k] = r * z[k];
   }
+}
+static void swiglu_twin(const Subject *t, const Values *v) {
+  for (int64_t i = 0; i < t->M * 2 * t->s.F; i++) v->twin[4][i] = kept_z(v->reference[4][i]);
 }
 
 static void call_swiglu_backward(Backend *be, const Subject *t, Arg *a) {
-  launch_swiglu_backward_fp8(t->M, t->s.F, scale_of(be, &a[0], &a[1]), a[2].data, a[3].data, a[4].x,
+  act_t *z = z_keep(be, t, a[2].data);
+  launch_swiglu_backward_fp8(t->M, t->s.F, scale_of(be, &a[0], &a[1]), z, a[3].data, a[4].x,
                              delayed(be), &a[5].stat, cuda_of(be)->gpu.stream);
+  z_release(be, t, z, NULL);
 }
 static void swiglu_backward_formula(const Subject *t, const Values *v) {
   const int64_t F = t->s.F;
@@ -276,7 +312,8 @@ static void swiglu_backward_formula(const Subject *t, const Values *v) {
   float *dz = v->reference[4];
   for (int64_t i = 0; i < t->M * F; i++) {
     const int64_t m = i / F;
-    const float r = factor_at(t, v->in[1][m], m), gate = r * z[2 * i], up = r * z[2 * i + 1];
+    const float r = factor_at(t, v->in[1][m], m), gate = kept_z(z[2 * i]),
+                up = kept_z(z[2 * i + 1]);
     swiglu_backward(gate, up, r * dy[m * F + feature_of_pair(i % F, F)], &dz[2 * i],
                     &dz[2 * i + 1]);
     v->reference[5][m] += dz[2 * i] * gate + dz[2 * i + 1] * up;
@@ -650,10 +687,11 @@ static const Case cases[] = {
      .tensors = {T("dqkv", "MR", IN), T("qkv", "MR", IN), T("x", "MD", IN, STREAM),
                  T("sumsq", "M1", SQUARES, .of = 2), T("s", "M1", ROW_SUMS, .floor = 1e-5),
                  T("out", "MR", COPIED, .of = 0, .floor = 1e-6, LEAVES(DELAYED))}},
-    {"swiglu_leaves_copies", "swiglu", .call = call_swiglu, .formula = swiglu_formula, .fp8 = true,
+    {"swiglu_leaves_copies_and_z", "swiglu", .call = call_swiglu, .formula = swiglu_formula,
+     .adjust = swiglu_twin, .fp8 = true,
      .tensors = {T("x", "MD", IN, STREAM), T("sumsq", "M1", SQUARES, .of = 0),
-                 T("z", "MZ", IN, .scale = 2),
-                 T("y", "MF", COPIED, .floor = 1e-6, LEAVES(DELAYED))}},
+                 T("product", "MZ", IN, .scale = 2),
+                 T("y", "MF", COPIED, .floor = 1e-6, LEAVES(DELAYED)), T("z", "MZ", OUT)}},
     {"swiglu_backward_leaves_copies", "swiglu_backward", .call = call_swiglu_backward,
      .formula = swiglu_backward_formula, .fp8 = true,
      .tensors = {T("x", "MD", IN, STREAM), T("sumsq", "M1", SQUARES, .of = 0),
