@@ -99,6 +99,7 @@ static double *exact_z(const SmallModel *s, int64_t layer) {
 // got is e4m3's number nearest to `value`, but for the last bits of fp32.
 static void check_nearest(double got, double value) {
   const double size = fmax(fabs(value), 0x1p-6), half = ldexp(1, (int)floor(log2(size)) - 4);
+  assert_true(fp8_round(FP8_E4M3, (float)got) == (float)got);
   assert_true(fabs(got - value) <= half + 1e-5 * size);
 }
 
