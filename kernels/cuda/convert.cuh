@@ -21,12 +21,6 @@ CONVERT uint32_t bf16_two(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
   return two;
 }
-// To fp16, round to nearest even, saturated.
-CONVERT __half2 half_two_finite(float low, float high) {
-  uint32_t two;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-  return *reinterpret_cast<const __half2 *>(&two);
-}
 // To e4m3, round to nearest even, saturated.
 CONVERT uint16_t e4m3_two(float low, float high) {
   uint16_t two = 0;

@@ -452,8 +452,8 @@ template <class In = Bf16> struct ProgramDefaults {
   using Stores = Chunks<>;
   using RowValues = NoValues;
   using ColumnValues = NoValues;
-  // FP8 copies of its result, and their factor: the scale of args.copies, or the row value with this
-  // number (such a tensor has no other scale).
+  // FP8 copies of its result, and their factor: the scale of args.copies, or the row value with
+  // this number (such a tensor has no other scale).
   using Copies = CopyChunks<>;
   enum { BY_SCALING = -1 };
   static constexpr int COPY_SCALE = BY_SCALING;

@@ -218,6 +218,24 @@ static inline float *stat_read(Bench *b, RowStat s, int64_t M) {
   return sum;
 }
 
+// ---- z as FP8 keeps it (kernels/formats.h)
+
+// The bytes of z [M, cols], in fresh memory.
+static inline uint8_t *z_bytes(int64_t M, int64_t cols, const float *z) {
+  uint8_t *bytes = xmalloc((size_t)(M * cols));
+  for (int64_t i = 0; i < M * cols; i++)
+    bytes[i / cols * cols + fp8_column_place(i % cols)] = fp8_bits(FP8_E4M3, z[i] / Z_DIVISOR);
+  return bytes;
+}
+
+// The values [M, cols] of such bytes, in fresh memory.
+static inline float *z_values(int64_t M, int64_t cols, const uint8_t *bytes) {
+  float *z = xmalloc((size_t)(M * cols) * sizeof *z);
+  for (int64_t i = 0; i < M * cols; i++)
+    z[i] = Z_DIVISOR * fp8_value(FP8_E4M3, bytes[i / cols * cols + fp8_column_place(i % cols)]);
+  return z;
+}
+
 // ---- Errors
 
 // x may deviate from the reference by deviation_bound of the twin's.

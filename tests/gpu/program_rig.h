@@ -290,11 +290,8 @@ static inline void statistic_in(Rig *r, int which, int32_t parts, const char *na
 static inline float *random_z(Bench *b, int64_t M, int64_t cols, double deviation,
                               const void **data) {
   float *z = random_bf16(M * cols, deviation, "z");
-  uint8_t *bytes = xmalloc((size_t)(M * cols));
-  for (int64_t i = 0; i < M * cols; i++) {
-    bytes[i / cols * cols + fp8_column_place(i % cols)] = fp8_bits(FP8_E4M3, z[i] / Z_DIVISOR);
-    z[i] = rounded_z((double)z[i]);
-  }
+  uint8_t *bytes = z_bytes(M, cols, z);
+  for (int64_t i = 0; i < M * cols; i++) z[i] = rounded_z((double)z[i]);
   *data = fp8_buffer(b, M * cols, bytes);
   free(bytes);
   return z;
@@ -616,11 +613,8 @@ static inline float *store_read(Rig *r, int i) {
   const int64_t cols = r->store_cols[i];
   if (!r->c->has_small_z || i > 0) return bench_read(&r->b, m.data);
   uint8_t *bytes = xmalloc((size_t)(m.rows * cols));
-  float *values = floats(m.rows * cols);
   memory_read(r->b.be, bytes, m.data, (size_t)(m.rows * cols));
-  for (int64_t n = 0; n < m.rows * cols; n++)
-    values[n] =
-        Z_DIVISOR * fp8_value(FP8_E4M3, bytes[n / cols * cols + fp8_column_place(n % cols)]);
+  float *values = z_values(m.rows, cols, bytes);
   free(bytes);
   return values;
 }

@@ -259,22 +259,18 @@ static float kept_z(float value) {
 static act_t *z_keep(Backend *be, const Subject *t, const act_t *values) {
   const int64_t cols = 2 * t->s.F, count = t->M * cols;
   float *z = floats(count);
-  uint8_t *bytes = xmalloc((size_t)count);
   act_t *kept = be->services.alloc(be, (size_t)count);
   assert_non_null(kept);
   be->services.read_act(be, z, values, count);
-  for (int64_t i = 0; i < count; i++)
-    bytes[i / cols * cols + fp8_column_place(i % cols)] = fp8_bits(FP8_E4M3, z[i] / Z_DIVISOR);
+  uint8_t *bytes = z_bytes(t->M, cols, z);
   be->services.write(be, kept, bytes, (size_t)count);
   free(z), free(bytes);
   return kept;
 }
 static void z_release(Backend *be, const Subject *t, act_t *kept, act_t *values) {
   const int64_t cols = 2 * t->s.F, count = t->M * cols;
-  float *z = floats(count);
   uint8_t *bytes = bytes_of(be, kept, count);
-  for (int64_t i = 0; i < count; i++)
-    z[i] = Z_DIVISOR * fp8_value(FP8_E4M3, bytes[i / cols * cols + fp8_column_place(i % cols)]);
+  float *z = z_values(t->M, cols, bytes);
   if (values) act_write(be, values, z, count);
   be->services.release(be, kept);
   free(z), free(bytes);

@@ -9,11 +9,6 @@ static inline uint32_t bf16_two(float low, float high) {
   const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t *>(&two);
 }
-static inline __half2 half_two_finite(float low, float high) {
-  const float most = 65504;
-  const auto finite = [=](float x) { return x > most ? most : x < -most ? -most : x; };
-  return __floats2half2_rn(finite(low), finite(high));
-}
 static inline uint16_t e4m3_two(float low, float high) {
   return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
 }
