@@ -15,12 +15,11 @@ A fixture is a folder with
                         grad_norms5         [5]  L2 norm of all gradients before clipping, same steps
                         step5.NAME          weights after the 5 steps
   muon.safetensors      losses5, grad_norms5, step5.NAME of 5 other steps, in which torch.optim.Muon updates the
-                        matrices of layers; in the fixtures that MUON names
+                        matrices of layers, by our polynomials; in the fixtures that MUON names
 
 Everything expected is computed in fp64 from the fp32 weights and rounded to fp32 once, when it is saved: so a test that
 compares against it measures the error of the program under test alone. transformers casts to fp32 inside RMSNorm, RoPE
-and softmax; `casts_lifted` turns those casts into casts to fp64 and leaves its code as it is, and so it does with
-torch.optim.Muon's cast to bf16. That the result is still
+and softmax; `casts_lifted` turns those casts into casts to fp64 and leaves its code as it is. That the result is still
 the library's model is checked against an untouched fp32 run, here, for every fixture.
 
 The same versions of torch and transformers give the same bytes.
@@ -42,6 +41,8 @@ EPS = 1e-4  # large: it shows where it is added, and rounding cannot turn a grad
 WEIGHT_DECAY = 0.1  # on matrices only
 CLIP_NORM = 1.0
 MOMENTUM = 0.95  # Muon's
+POLYNOMIALS = (  # of Newton-Schulz' steps, a X + (b A + c A A) X with A = X X^T, as kernels/operand.h has them
+    (7.8827, -21.7331, 15.0505), (3.7806, -2.9184, 0.5752), (3.2660, -2.7015, 0.6181), (2.6260, -2.2348, 0.6395))
 
 # name: (seed, B, T, standard deviation of the weights, LlamaConfig's arguments)
 FIXTURES = {
@@ -85,11 +86,19 @@ DOCUMENTS = {"documents": [[1, 9, 2, 11, 1], [20, 4]]}  # rows of each window's 
 
 @contextlib.contextmanager
 def casts_lifted():
-    """Inside, what transformers calls fp32 and torch.optim.Muon bf16 is fp64."""
+    """Inside, what transformers calls fp32 is fp64."""
     with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch, "float", torch.float64), \
-            mock.patch.object(torch.Tensor, "float", torch.Tensor.double), \
-            mock.patch.object(torch, "bfloat16", torch.float64):
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         yield
+
+
+def orthogonalized(update, _coefficients, _steps, eps):
+    """In place of torch.optim.Muon's function, which has one polynomial and computes in bf16."""
+    update = update / update.norm().clamp(min=eps)
+    for a, b, c in POLYNOMIALS:
+        gram = update @ update.T
+        update = a * update + (b * gram + c * gram @ gram) @ update
+    return update
 
 
 def random_model(config, seed, std):
@@ -182,7 +191,7 @@ def make_fixture(folder, seed, batch, length, std, arguments, windows, with_muon
     if windows is not None:
         expected["lengths"] = torch.tensor([rows for documents in windows for rows in documents], dtype=torch.int32)
     trained = []
-    with casts_lifted():
+    with casts_lifted(), mock.patch("torch.optim._muon._zeropower_via_newtonschulz", orthogonalized):
         for muon in (False, True)[:1 + with_muon]:
             model = LlamaForCausalLM(config).double()
             model.load_state_dict(plain.state_dict())

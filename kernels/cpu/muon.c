@@ -46,28 +46,28 @@ static void square(const Iteration *s) {
 }
 
 // B = b A + c A A.
-static void polynomial(const Iteration *s) {
+static void polynomial(const Iteration *s, const MuonPolynomial *p) {
   const int64_t n = s->n;
 #pragma omp parallel for schedule(dynamic)
   for (int64_t first = 0; first < n; first += SLAB) {
     const int64_t end = min_i64(first + SLAB, n), at = first * n;
     for (int64_t i = first; i < end; i++)
       memcpy(s->B + i * n, s->A + i * n, (size_t)end * sizeof *s->B);
-    gemm_strided(GEMM_NN, end - first, end, n, (real)MUON_C, s->A + at, n, s->A, n, (real)MUON_B,
+    gemm_strided(GEMM_NN, end - first, end, n, (real)p->c, s->A + at, n, s->A, n, (real)p->b,
                  s->B + at, n);
     mirror(n, first, end, s->B);
   }
 }
 
 // X = a X + B X, or a X + X B.
-static void multiply_by_polynomial(const Iteration *s) {
+static void multiply_by_polynomial(const Iteration *s, const MuonPolynomial *p) {
   const int64_t n = s->n, cols = s->cols;
   memcpy(s->before, s->X, (size_t)(s->rows * cols) * sizeof *s->X);
   const real *left = s->tall ? s->before : s->B, *right = s->tall ? s->B : s->before;
 #pragma omp parallel for schedule(static)
   for (int64_t first = 0; first < s->rows; first += SLAB) {
     const int64_t end = min_i64(first + SLAB, s->rows);
-    gemm_strided(GEMM_NN, end - first, cols, n, 1, left + first * n, n, right, cols, (real)MUON_A,
+    gemm_strided(GEMM_NN, end - first, cols, n, 1, left + first * n, n, right, cols, (real)p->a,
                  s->X + first * cols, cols);
   }
 }
@@ -96,8 +96,8 @@ void orthogonalize(int64_t rows, int64_t cols, real *X, real *scratch) {
   normalize(rows, cols, X);
   for (int i = 0; i < MUON_STEPS; i++) {
     square(&s);
-    polynomial(&s);
-    multiply_by_polynomial(&s);
+    polynomial(&s, &muon_polynomials[i]);
+    multiply_by_polynomial(&s, &muon_polynomials[i]);
   }
 }
 

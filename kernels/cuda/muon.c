@@ -9,9 +9,10 @@ typedef struct Products {
   GemmProblem gram, polynomial, apply;
 } Products;
 
-static Products products_of(int64_t count, int64_t rows, int64_t cols) {
+static Products products_of(int64_t count, int64_t rows, int64_t cols, int step) {
   const bool tall = rows > cols;
   const int64_t n = tall ? cols : rows;
+  const MuonPolynomial *of = &muon_polynomials[step];
   const GemmProblem any = {.formats = GEMM_BF16, .alignment = 16, .batch = count};
   Products p = {any, any, any};
   p.gram.M = p.gram.N = n;
@@ -20,32 +21,35 @@ static Products products_of(int64_t count, int64_t rows, int64_t cols) {
   p.polynomial.M = p.polynomial.N = p.polynomial.K = n;
   p.polynomial.form = GEMM_NT; // A is symmetric
   p.polynomial.add = p.apply.add = true;
-  p.polynomial.alpha = (float)MUON_C;
-  p.polynomial.beta = (float)MUON_B;
+  p.polynomial.alpha = (float)of->c;
+  p.polynomial.beta = (float)of->b;
   p.apply.M = rows;
   p.apply.N = cols;
   p.apply.K = n;
   p.apply.form = tall ? GEMM_NT : GEMM_NN; // and so is B
-  p.apply.beta = (float)MUON_A;
+  p.apply.beta = (float)of->a;
   return p;
 }
 
-static void iterate(Gemm *gemm, const Products *p, const MuonBatch *b, const bf16_bits *from,
+static void iterate(Gemm *gemm, int step, const MuonBatch *b, const bf16_bits *from,
                     bf16_bits *to) {
+  const Products p = products_of(b->count, b->rows, b->cols, step);
   const bool tall = b->rows > b->cols;
   bf16_bits *const A = b->S[0], *const B = b->S[1];
-  gemm_run(gemm, p->gram, from, from, NULL, A);
-  gemm_run(gemm, p->polynomial, A, A, A, B);
-  gemm_run(gemm, p->apply, tall ? from : B, tall ? B : from, from, to);
+  gemm_run(gemm, p.gram, from, from, NULL, A);
+  gemm_run(gemm, p.polynomial, A, A, A, B);
+  gemm_run(gemm, p.apply, tall ? from : B, tall ? B : from, from, to);
 }
 
-// An odd number of steps ends in X.
 static void orthogonalize(Cuda *c, const MuonBatch *b) {
-  const Products p = products_of(b->count, b->rows, b->cols);
-  launch_normalize(b->count, b->rows * b->cols, b->X, b->factors, b->Y, c->gpu.stream);
-  _Static_assert(MUON_STEPS % 2 == 1, "the last step ends in Y");
-  for (int i = 0; i < MUON_STEPS; i++)
-    iterate(&c->gemm, &p, b, i % 2 ? b->X : b->Y, i % 2 ? b->Y : b->X);
+  bf16_bits *from = MUON_STEPS % 2 ? b->Y : b->X, *to = MUON_STEPS % 2 ? b->X : b->Y;
+  launch_normalize(b->count, b->rows * b->cols, b->X, b->factors, from, c->gpu.stream);
+  for (int step = 0; step < MUON_STEPS; step++) {
+    iterate(&c->gemm, step, b, from, to);
+    bf16_bits *const written = to;
+    to = from;
+    from = written;
+  }
 }
 
 void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch) {
@@ -54,9 +58,9 @@ void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch) {
 
 void cuda_prepare_muon(Cuda *c) {
   Error err;
-  for (int i = 0; i < c->muon.group_count; i++) {
-    const MuonGroup *g = &c->muon.groups[i];
-    const Products p = products_of(g->batch, g->rows, g->cols);
+  for (int i = 0; i < c->muon.group_count * MUON_STEPS; i++) {
+    const MuonGroup *g = &c->muon.groups[i / MUON_STEPS];
+    const Products p = products_of(g->batch, g->rows, g->cols, i % MUON_STEPS);
     const GemmProblem list[PRODUCTS] = {p.gram, p.polynomial, p.apply};
     error_check(gemm_prepare(&c->gemm, list, PRODUCTS, &err), &err);
   }

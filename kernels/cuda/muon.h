@@ -1,6 +1,6 @@
 // Muon's matrices on a GPU: arXiv 2502.16982, kellerjordan.github.io/posts/muon. The momentum's
 // launch writes u of every matrix, and Newton-Schulz' iteration makes each orthogonal:
-//     X = u / |u|, then five times   A = X X^T   Z = a + b A + c A A   X = Z X
+//     X = u / |u|, then MUON_STEPS times   A = X X^T   Z = a + b A + c A A   X = Z X
 // (of a tall matrix A = X^T X, X = X Z). Matrices of one shape, a group, lie one behind the other
 // and are multiplied in one launch, or in a few where they are large, since Y and S are memory for
 // one launch at a time. The fused programs multiply the squares A, Z and Q of several groups in one
@@ -10,13 +10,11 @@
 // A, Z and Q, the product of all Z, are polynomials of one symmetric matrix, so they commute, and
 //     A_next = Z A Z     X_last = Q X
 // need half of the tiles of products of the smaller side alone; X takes part where A is made and at
-// the end. But A's rounding error grows with X's small singular values, by a^2 = 12 a step, while
-// that of X does not. So after two steps X = Q X is made and A anew from it: for three steps, where
-// an error of 2^-9 of A becomes 142 times that at most, or, of a nearly square matrix, which has
-// smaller singular values and less to gain, for one step, three times. Random matrices end 0.8 to
-// 1.2 times as far from the exact result as by cuBLASLt (1.1e-2 of its norm). Z and Q hold their
-// multiple of the identity: B = Z - a in its place cancels where singular values are near 1. And X
-// keeps its factor: A is multiplied by 1 / |u|^2, and the update by 1 / |u|.
+// the end. But A's rounding error grows with X's small singular values, by a^2 a step, while that of
+// X does not. So after two steps X = Q X is made, and A anew from it for the other two. A nearly
+// square matrix, which has smaller singular values and nothing to gain, makes A in each step. Z and
+// Q hold their multiple of the identity: B = Z - a in its place cancels where singular values are
+// near 1. And X keeps its factor: A is multiplied by 1 / |u|^2, and the update by 1 / |u|.
 #pragma once
 #include "kernels/cuda/kernels.h"
 #include "kernels/muon_groups.h"

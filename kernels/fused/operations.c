@@ -237,8 +237,8 @@ void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t
 // ---- Muon
 
 // A product of all matrices of a batch: out [count, M, N].
-static void launch_of_batch(Cuda *c, ProgramName name, int64_t count, const float *factors,
-                            int64_t M, int64_t N, int64_t K, const bf16_bits *A, const bf16_bits *B,
+static void launch_of_batch(Cuda *c, ProgramName name, int64_t count, ProgramArgs args, int64_t M,
+                            int64_t N, int64_t K, const bf16_bits *A, const bf16_bits *B,
                             bf16_bits *out) {
   const OpenProgram *open = &fused_of(&c->base)->kernels.programs[name];
   const Matrix result = {out, M, N}, loaded = {A, M, N};
@@ -250,7 +250,7 @@ static void launch_of_batch(Cuda *c, ProgramName name, int64_t count, const floa
                             .loads = {name == PROGRAM_POLYNOMIAL ? loaded : (Matrix){0}},
                             .stores = {result},
                             .batch = count,
-                            .args.factors = factors};
+                            .args = args};
   const TileShape tile = tile_of_batch(name, count, M, N, K, open->program->symmetric);
   fused_launch(open, tile, &call, c->gpu.stream);
 }
@@ -259,11 +259,14 @@ static void launch_of_batch(Cuda *c, ProgramName name, int64_t count, const floa
 typedef struct Squares {
   int64_t count, n;
   bf16_bits *A, *Z, *Q, *free;
+  const MuonPolynomial *polynomial; // of the step
 } Squares;
 
 static void launch_of_squares(Cuda *c, ProgramName name, const Squares *s, const bf16_bits *A,
                               const bf16_bits *B, bf16_bits *out) {
-  launch_of_batch(c, name, s->count, NULL, s->n, s->n, s->n, A, B, out);
+  const MuonPolynomial *p = s->polynomial;
+  const ProgramArgs args = {.params = {{.f = (float)p->a}, {.f = (float)p->b}, {.f = (float)p->c}}};
+  launch_of_batch(c, name, s->count, args, s->n, s->n, s->n, A, B, out);
 }
 
 static void exchange(bf16_bits **a, bf16_bits **b) {
@@ -292,29 +295,33 @@ static void next_gram(Cuda *c, Squares *s, bool first) {
 static void gram(Cuda *c, const MuonBatch *b, bool from_Y, int64_t n, bf16_bits *A) {
   const bool tall = b->rows > b->cols;
   const bf16_bits *from = from_Y ? b->Y : b->X;
-  launch_of_batch(c, tall ? PROGRAM_GRAM_TALL : PROGRAM_GRAM, b->count, b->factors, n, n,
-                  tall ? b->rows : b->cols, from, from, A);
+  launch_of_batch(c, tall ? PROGRAM_GRAM_TALL : PROGRAM_GRAM, b->count,
+                  (ProgramArgs){.factors = b->factors}, n, n, tall ? b->rows : b->cols, from, from,
+                  A);
 }
 
 static void apply(Cuda *c, const MuonBatch *b, bool from_Y, int64_t n, const bf16_bits *Q) {
   const bool tall = b->rows > b->cols;
   const bf16_bits *from = from_Y ? b->Y : b->X;
-  launch_of_batch(c, tall ? PROGRAM_APPLY_TALL : PROGRAM_APPLY, b->count, NULL, b->rows, b->cols, n,
-                  tall ? from : Q, tall ? Q : from, from_Y ? b->X : b->Y);
+  launch_of_batch(c, tall ? PROGRAM_APPLY_TALL : PROGRAM_APPLY, b->count, (ProgramArgs){0}, b->rows,
+                  b->cols, n, tall ? from : Q, tall ? Q : from, from_Y ? b->X : b->Y);
 }
 
 static int64_t smaller_side(const MuonBatch *b) {
   return b->rows < b->cols ? b->rows : b->cols;
 }
 
-// `steps` of the iteration: Y = Q X, or X = Q Y. The destination of Q X must be free on entry.
-static void iterate(Cuda *c, const MuonLaunch *launch, int steps, bool from_Y) {
+// `steps` of the iteration, from the given polynomial on: Y = Q X, or X = Q Y. The destination of Q X
+// must be free on entry.
+static void iterate(Cuda *c, const MuonLaunch *launch, const MuonPolynomial *polynomials, int steps,
+                    bool from_Y) {
   const MuonBatch *const first = launch->batches, *const end = first + launch->shapes;
   const int64_t n = smaller_side(first);
-  Squares s = {0, n, first->S[0], first->S[1], first->S[2], from_Y ? first->X : first->Y};
+  Squares s = {0, n, first->S[0], first->S[1], first->S[2], from_Y ? first->X : first->Y, NULL};
   for (const MuonBatch *b = first; b < end; s.count += b++->count)
     gram(c, b, from_Y, n, s.A + s.count * n * n);
   for (int i = 0; i < steps; i++) {
+    s.polynomial = &polynomials[i];
     multiply_by_polynomial(c, &s, i == 0, i + 1 == steps);
     if (i + 1 < steps) next_gram(c, &s, i == 0);
   }
@@ -325,14 +332,15 @@ static void iterate(Cuda *c, const MuonLaunch *launch, int steps, bool from_Y) {
 // By Gram matrices, each for the next few steps; an even number of them ends in X. X keeps u's
 // norm, and so do the factors.
 void fused_orthogonalize(Cuda *c, const MuonLaunch *launch) {
-  static const int of_long[] = {2, 3, 0}, of_square[] = {2, 1, 1, 1, 0};
+  static const int of_long[] = {2, 2, 0}, of_square[] = {1, 1, 1, 1, 0};
   const MuonBatch *first = launch->batches;
   for (int i = 0; i < launch->shapes; i++)
     if (first[i].rows % 8 != 0 || first[i].cols % 8 != 0) { // rows of X or A: no whole 16 bytes
       cuda_orthogonalize(c, launch);
       return;
     }
+  const MuonPolynomial *next = muon_polynomials;
   bool from_Y = false;
   const int *steps = muon_is_long(first->rows, first->cols) ? of_long : of_square;
-  for (; *steps; steps++, from_Y = !from_Y) iterate(c, launch, *steps, from_Y);
+  for (; *steps; next += *steps++, from_Y = !from_Y) iterate(c, launch, next, *steps, from_Y);
 }

@@ -134,9 +134,10 @@ static void orthogonalize(int64_t n, int64_t m, double *X, bool round) {
   for (int64_t i = 0; i < n * m; i++) X[i] = stored(X[i] / fmax(sqrt(norm), MUON_EPS), round);
   for (int k = 0; k < MUON_STEPS; k++) {
     multiply(n, n, m, 1, X, X, 0, NULL, A, round);
-    multiply(n, n, n, MUON_C, A, A, MUON_B, A, B, round);
+    const MuonPolynomial *p = &muon_polynomials[k];
+    multiply(n, n, n, p->c, A, A, p->b, A, B, round);
     double *across = transposed(n, m, X);
-    multiply(n, m, n, 1, B, across, MUON_A, X, next, round);
+    multiply(n, m, n, 1, B, across, p->a, X, next, round);
     memcpy(X, next, all);
     free(across);
   }

@@ -34,7 +34,8 @@ static double *orthonormal_rows(uint64_t key, int64_t count, int64_t length) {
 // What the iteration makes of a singular value of a matrix of norm 1.
 static double iterated(double s) {
   for (int i = 0; i < MUON_STEPS; i++)
-    s = MUON_A * s + MUON_B * s * s * s + MUON_C * s * s * s * s * s;
+    s = muon_polynomials[i].a * s + muon_polynomials[i].b * s * s * s +
+        muon_polynomials[i].c * s * s * s * s * s;
   return s;
 }
 
@@ -96,15 +97,20 @@ TEST(singular_values_become_those_of_the_polynomial) {
   assert_true(worst <= 6e-4);
 }
 
-// The band of the published coefficients.
-TEST(singular_values_come_near_1) {
+// Rounding leaves some a little above the norm.
+static void check_band(double from, double low, double high) {
   double least = INFINITY, most = 0;
-  for (double s = 1; s >= 0.002; s *= 0.9999) {
+  for (double s = 1.03; s >= from; s *= 0.9999) {
     least = fmin(least, iterated(s));
     most = fmax(most, iterated(s));
   }
-  printf("# from 0.002 of the norm on: %.3f to %.3f\n", least, most);
-  assert_true(least >= 0.68 && most <= 1.21);
+  printf("# from %g of the norm on: %.3f to %.3f\n", from, least, most);
+  assert_true(least >= low && most <= high);
+}
+
+TEST(singular_values_come_near_1) {
+  check_band(0.003, 0.70, 1.20);
+  check_band(0.01, 0.86, 1.20);
 }
 
 TEST(a_gradient_of_zero_stays_zero) {

@@ -4,7 +4,8 @@
 //     commuting   S T of symmetric matrices whose product is symmetric: all are polynomials of A
 //     apply       Q X                 apply_tall   X Q
 //   gram: args.factors f   stores[0] A [batch, M, M]
-//   polynomial: loads[0] A, stores[0] Z [batch, M, M]     commuting: stores[0] [batch, M, M]
+//   polynomial: loads[0] A, stores[0] Z [batch, M, M], params a b c
+//   commuting: stores[0] [batch, M, M]
 //   apply: stores[0] [batch, M, N]
 #include "kernels/fused/define.cuh"
 
@@ -26,7 +27,8 @@ template <GemmForm FORM_> struct Gram : Symmetric<Gram<FORM_>> {
 struct Polynomial : Symmetric<Polynomial> {
   using Loads = Chunks<64>;
   template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t A) const {
-    constexpr float a = (float)MUON_A, b = (float)MUON_B, c = (float)MUON_C;
+    const float a = s.block.args.params[0].f, b = s.block.args.params[1].f,
+                c = s.block.args.params[2].f;
     const int row = (int)s.block.row(i & 1), column = s.column(i);
     return bf16_two(fmaf(c, v.x, fmaf(b, bf16_low(A), row == column ? a : 0.0f)),
                     fmaf(c, v.y, fmaf(b, bf16_high(A), row == column + 1 ? a : 0.0f)));
