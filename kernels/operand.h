@@ -161,6 +161,7 @@ typedef struct ParamTensor {
 
 typedef struct AdamW {
   double learning_rate, beta1, beta2, eps, weight_decay;
+  double norm_rate; // norm weights' learning rate over learning_rate
   double momentum;  // Muon's
   double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
   // The step's loss, gradients and norm are multiplied by it, before clipping: head_loss gives all

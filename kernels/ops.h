@@ -163,9 +163,9 @@ typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 typedef void MuonOp(Backend *be, const ParamTensor *list, int count);
 // Multiplies the step's loss, norm and gradients by gradient_scale, and updates the delayed scales.
 // Then updates all tensors that have no parts with decoupled AdamW and the parameters of the last
-// set_hyper, norm weights first, and writes the compute copies of all. If the loss or the gradient
-// norm is not finite, no weight and no moment changes, and the result says so. A gradient of 0 is
-// finite: moments and weights decay.
+// set_hyper, norm weights first and with norm_rate times its rate, and writes the compute copies of
+// all. If the loss or the gradient norm is not finite, no weight and no moment changes, and the
+// result says so. A gradient of 0 is finite: moments and weights decay.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
 struct Backend {

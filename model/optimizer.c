@@ -36,6 +36,7 @@ double muon_momentum(const OptimizerConfig *o, int64_t step, int64_t steps) {
 AdamW adamw_at(const OptimizerConfig *o, int64_t step, int64_t steps) {
   return (AdamW){
       .learning_rate = learning_rate(o, step, steps),
+      .norm_rate = o->norm_rate,
       .beta1 = o->beta1,
       .beta2 = o->beta2,
       .eps = o->eps,

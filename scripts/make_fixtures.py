@@ -15,7 +15,8 @@ A fixture is a folder with
                         grad_norms5         [5]  L2 norm of all gradients before clipping, same steps
                         step5.NAME          weights after the 5 steps
   muon.safetensors      losses5, grad_norms5, step5.NAME of 5 other steps, in which torch.optim.Muon updates the
-                        matrices of layers, by our polynomials; in the fixtures that MUON names
+                        matrices of layers, by our polynomials; in fixtures of MORE_STEPS
+  rates.safetensors     the same of 5 steps of AdamW in which norm weights have NORM_RATE times the learning rate
 
 Everything expected is computed in fp64 from the fp32 weights and rounded to fp32 once, when it is saved: so a test that
 compares against it measures the error of the program under test alone. transformers casts to fp32 inside RMSNorm, RoPE
@@ -43,6 +44,7 @@ CLIP_NORM = 1.0
 MOMENTUM = 0.95  # Muon's
 POLYNOMIALS = (  # of Newton-Schulz' steps, a X + (b A + c A A) X with A = X X^T, as kernels/operand.h has them
     (7.8827, -21.7331, 15.0505), (3.7806, -2.9184, 0.5752), (3.2660, -2.7015, 0.6181), (2.6260, -2.2348, 0.6395))
+NORM_RATE = 3.0
 
 # name: (seed, B, T, standard deviation of the weights, LlamaConfig's arguments)
 FIXTURES = {
@@ -80,7 +82,7 @@ FIXTURES = {
         rope_parameters={"rope_type": "default", "rope_theta": 100.0})),
 }
 # Among their parts are some with fewer rows than columns, as many, and more; one has tied embeddings.
-MUON = ("gqa_untied", "mha_tied", "wide_heads")
+MORE_STEPS = {"gqa_untied": ("muon", "rates"), "mha_tied": ("muon",), "wide_heads": ("muon",)}
 DOCUMENTS = {"documents": [[1, 9, 2, 11, 1], [20, 4]]}  # rows of each window's documents
 
 
@@ -140,14 +142,16 @@ def gradients(model, input_ids, targets, windows):
     return logits.detach(), loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def train(model, input_ids, targets, windows, muon):
-    """STEPS steps on one batch of AdamW, or of Muon for the matrices of layers beside it: losses, gradient norms."""
+def train(model, input_ids, targets, windows, steps):
+    """STEPS steps on one batch, as the file `steps` has them: losses, gradient norms, weights."""
+    muon, norm_rate = steps == "muon", NORM_RATE if steps == "rates" else 1.0
     parameters = list(model.parameters())
     by_muon = [p for p in model.model.layers.parameters() if p.dim() >= 2] if muon else []
     others = [p for p in parameters if all(p is not q for q in by_muon)]
     optimizers = [torch.optim.AdamW(
         [{"params": [p for p in others if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
-         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}],
+         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0,
+          "lr": LEARNING_RATE * norm_rate}],
         lr=LEARNING_RATE, betas=BETAS, eps=EPS)]
     if muon:
         optimizers.append(torch.optim.Muon(by_muon, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, momentum=MOMENTUM,
@@ -176,7 +180,8 @@ def save(tensors, path):
                for name, t in tensors.items()}, path)
 
 
-def make_fixture(folder, seed, batch, length, std, arguments, windows, with_muon):
+def make_fixture(folder, seed, batch, length, std, arguments, windows, more_steps):
+    """more_steps: names of files of steps beside those of AdamW in expected.safetensors."""
     config = LlamaConfig(initializer_range=std, bos_token_id=0, eos_token_id=1, attn_implementation="eager",
                          **arguments)
     plain = random_model(config, seed, std)
@@ -190,26 +195,26 @@ def make_fixture(folder, seed, batch, length, std, arguments, windows, with_muon
     expected = {"input_ids": input_ids.to(torch.int32), "targets": targets.to(torch.int32)}
     if windows is not None:
         expected["lengths"] = torch.tensor([rows for documents in windows for rows in documents], dtype=torch.int32)
-    trained = []
+    trained = {}
     with casts_lifted(), mock.patch("torch.optim._muon._zeropower_via_newtonschulz", orthogonalized):
-        for muon in (False, True)[:1 + with_muon]:
+        for steps in ("expected", *more_steps):
             model = LlamaForCausalLM(config).double()
             model.load_state_dict(plain.state_dict())
             assert model.model.rotary_emb.inv_freq.dtype == torch.float64
             logits, loss, grads = gradients(model, input_ids, targets, windows)
-            trained.append(train(model, input_ids, targets, windows, muon))
+            trained[steps] = train(model, input_ids, targets, windows, steps)
     expected |= {"logits": logits, "loss": loss.reshape(1)}
     expected |= {f"grad.{name}": grad for name, grad in grads.items()}
-    expected |= trained[0]
+    expected |= trained["expected"]
 
     plain_logits, _, plain_grads = gradients(plain, input_ids, targets, windows)
     worst = max([relative_error(plain_logits, logits)] + [relative_error(plain_grads[n], g) for n, g in grads.items()])
     assert worst <= 1e-5, f"{folder.name}: fp64 and untouched fp32 transformers differ by {worst:.1e}"
 
     save(expected, folder / "expected.safetensors")
-    if with_muon:
-        save(trained[1], folder / "muon.safetensors")
-    losses, norms = trained[0]["losses5"], trained[0]["grad_norms5"]
+    for steps in more_steps:
+        save(trained[steps], folder / f"{steps}.safetensors")
+    losses, norms = expected["losses5"], expected["grad_norms5"]
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {size / 1024:.0f} KiB, loss {losses[0]:.4f} .. {losses[-1]:.4f}, "
           f"gradient norm {norms[0]:.3f} .. {norms[-1]:.3f}, "
@@ -224,7 +229,8 @@ def main():
     for name, (seed, batch, length, std, arguments) in FIXTURES.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        make_fixture(folder, seed, batch, length, std, arguments, DOCUMENTS.get(name), name in MUON)
+        make_fixture(folder, seed, batch, length, std, arguments, DOCUMENTS.get(name),
+                     MORE_STEPS.get(name, ()))
 
 
 if __name__ == "__main__":

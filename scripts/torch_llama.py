@@ -281,7 +281,8 @@ class Trainer:
         taken = set(matrices)
         rest = [w for w in self.weights if w not in taken]
         groups = [{"params": [w for w in rest if w.dim() >= 2], "weight_decay": o["weight_decay"]},
-                  {"params": [w for w in rest if w.dim() < 2], "weight_decay": 0.0}]
+                  {"params": [w for w in rest if w.dim() < 2], "weight_decay": 0.0,
+                   "factor": o["norm_rate"]}]
         made = [torch.optim.AdamW(groups, lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                                   fused=True)]
         if not self.muon:
@@ -304,7 +305,8 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(self.config["optimizer"], number, t["steps"])
+                rate = learning_rate(self.config["optimizer"], number, t["steps"])
+                group["lr"] = rate * group.get("factor", 1)
                 if "momentum" in group:
                     group["momentum"] = muon_momentum(self.config["optimizer"], number, t["steps"])
         for micro_batch in range(micro_batches):

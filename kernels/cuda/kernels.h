@@ -136,8 +136,8 @@ typedef struct DeviceTensor {
   int64_t first_momentum; // in the launch over Muon's momentum
   const DevicePart *parts;
   int32_t part_count; // 0: AdamW updates the tensor
-  int32_t decay;
-  int32_t index; // in the list, which has another order
+  int32_t vector;     // 0 or 1, as in ParamTensor
+  int32_t index;      // in the list, which has another order
 } DeviceTensor;
 
 // A block of a launch, by its number among all of the launch, and its tensor.

@@ -501,9 +501,9 @@ static __device__ __forceinline__ void step(const DeviceTensor &t, const PartLis
 static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
                                                      const StepState *state) {
   const AdamW &a = state->hyper;
-  const float keep = (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0));
+  const float keep = (float)(1 - a.learning_rate * (t.vector ? 0 : a.weight_decay));
   return {state->scale,
-          state->step_size,
+          state->step_size * (t.vector ? (float)a.norm_rate : 1),
           state->per_root,
           keep,
           (float)a.beta1,

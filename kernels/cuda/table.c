@@ -160,7 +160,7 @@ static DeviceTensor describe_tensor(const ParamTensor *list, int count, int i, G
                     .first_momentum = give(&given->momentum, momentum_blocks(p)),
                     .parts = at->parts + give(&given->parts, p->part_count),
                     .part_count = p->part_count,
-                    .decay = !p->vector,
+                    .vector = p->vector,
                     .index = i};
   describe_copies(&t, p, at->scalings);
   return t;

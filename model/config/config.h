@@ -90,6 +90,7 @@ typedef struct OptimizerConfig {
   double min_learning_rate; // at the end of cosine, linear and WSD
   int64_t warmup_steps;     // linear from learning_rate / warmup_steps
   int64_t decay_steps;      // WSD: the last steps, in which the rate falls linearly to the minimum
+  double norm_rate;         // of norm weights, over the learning rate
   double momentum;          // Muon's
   int64_t momentum_warmup;  // the first steps, in which Muon's momentum rises to it
   double beta1, beta2, eps, weight_decay;

@@ -163,6 +163,8 @@ const Key config_keys[] = {
         optimizer, decay_steps, "0", 0, 99999999, 0,
         "wsd: last steps, in which the learning rate falls linearly; if they and warmup_steps are "
         "more than train.steps, at most train.steps / 5 + 1"),
+    NUMBER(optimizer, norm_rate, "1", 0, 1000, 0,
+           "learning rate of norm weights, over that of the schedule"),
     NUMBER(optimizer, momentum, "0.95", 0, 1, KEY_BELOW_MAX,
            "Muon: decay of the gradient's running mean"),
     INTEGER(optimizer, momentum_warmup, "300", 0, 99999999, 0,

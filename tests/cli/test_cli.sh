@@ -37,6 +37,7 @@ shown() {
 }
 shown help_config_finds_a_word_in_names_and_meanings 'model.rms_norm_eps optimizer.eps' eps
 rates='optimizer.schedule optimizer.learning_rate optimizer.min_learning_rate optimizer.warmup_steps optimizer.decay_steps'
+rates+=' optimizer.norm_rate'
 shown help_config_takes_words_as_they_are_written "$rates" 'Learning rate'
 shown help_config_finds_an_abbreviation "$rates" lr
 for word in batch seed context epochs dropout; do

@@ -123,7 +123,8 @@ trains_alike() { # NAME OVERRIDES...
   check "pytorch_trains_$name" "ours: $(steps "$folder/$name-ours"), theirs: $(steps "$folder/$name-theirs")" \
     agree "$folder/$name-ours" "$folder/$name-theirs"
 }
-trains_alike grouped_heads_in_two_micro_batches train.gradient_accumulation=2
+trains_alike grouped_heads_in_two_micro_batches train.gradient_accumulation=2 \
+  optimizer.norm_rate=4
 trains_alike tied_embeddings model.tie_word_embeddings=true model.num_key_value_heads=4 optimizer.clip_norm=0 \
   data.shuffle=false optimizer.schedule=constant optimizer.warmup_steps=0 train.eval_batches=0
 token_slice "$folder/data/train-00000.bin" 150 >"$folder/few.bin" # 3 windows and an offset: a new order every second step

@@ -17,7 +17,7 @@ typedef struct Update {
 } Update;
 
 static const AdamW hyper = {
-    .learning_rate = 1e-2, .weight_decay = 0.1, .clip_norm = 1, USUAL_ADAMW};
+    .learning_rate = 1e-2, .weight_decay = 0.1, .clip_norm = 1, ADAMW_AT(2)};
 
 static float *copy_of(const void *x, int64_t n) {
   float *copy = xmalloc((size_t)n * sizeof *copy);

@@ -11,13 +11,21 @@ const char *const fixtures[FIXTURES] = {"gqa_untied",  "mha_tied",   "llama3_rop
 const char *const muon_fixtures[MUON_FIXTURES] = {"gqa_untied", "mha_tied", "wide_heads"};
 
 // What make_fixtures.py trains with.
-static const AdamW adamw = {.learning_rate = 1e-3,
-                            .beta1 = 0.9,
-                            .beta2 = 0.95,
-                            .eps = 1e-4,
-                            .weight_decay = 0.1,
-                            .momentum = 0.95,
-                            .clip_norm = 1};
+static AdamW adamw_of(RigUpdate update, double gradient_scale) {
+  return (AdamW){.learning_rate = 1e-3,
+                 .norm_rate = update == BY_ADAMW_AT_RATES ? 3 : 1,
+                 .beta1 = 0.9,
+                 .beta2 = 0.95,
+                 .eps = 1e-4,
+                 .weight_decay = 0.1,
+                 .momentum = 0.95,
+                 .clip_norm = 1,
+                 .gradient_scale = gradient_scale};
+}
+static const char *const steps_files[] = {
+    [BY_MUON] = "muon.safetensors",
+    [BY_ADAMW_AT_RATES] = "rates.safetensors",
+};
 
 static const SafeTensor *find(const SafeFile *file, const char *prefix, const char *name) {
   char *full = xasprintf("%s%s", prefix, name);
@@ -33,7 +41,7 @@ const SafeTensor *rig_expected(const Rig *rig, const char *prefix, const char *n
 
 // The file whose values of this name are the rig's own.
 static const SafeFile *expected_in(const Rig *rig, const char *name) {
-  return safetensors_find(&rig->muon, name) ? &rig->muon : &rig->expected;
+  return safetensors_find(&rig->steps, name) ? &rig->steps : &rig->expected;
 }
 
 static int64_t elements(const SafeTensor *t) {
@@ -78,8 +86,9 @@ static void open_tensors(const Rig *rig, SafeFile *file, const char *name) {
   free(path);
 }
 
-static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
-                     bool muon, RigBackend *create) {
+void rig_open_update(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+                     RigUpdate update, RigBackend *create) {
+  const bool muon = update == BY_MUON;
   Error err = {0};
   *rig = (Rig){.fixture = fixture, .micro_batches = micro_batches};
   rig->folder = xasprintf("tests/fixtures/%s", fixture);
@@ -92,7 +101,7 @@ static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64
   free(path);
   open_tensors(rig, &rig->initial, "model.safetensors");
   open_tensors(rig, &rig->expected, "expected.safetensors");
-  if (muon) open_tensors(rig, &rig->muon, "muon.safetensors");
+  if (steps_files[update]) open_tensors(rig, &rig->steps, steps_files[update]);
 
   rig->hf = hf_tensor_list(&rig->model, &rig->hf_count);
   const SafeTensor *ids = find(&rig->expected, "input_ids", "");
@@ -100,6 +109,7 @@ static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64
   rig->input_ids = read_ids(&rig->expected, "input_ids");
   rig->targets = read_ids(&rig->expected, "targets");
   for (int64_t i = 0; i < rig->tokens_count; i++) rig->counted += rig->targets[i] != NO_TARGET;
+  rig->hyper = adamw_of(update, (double)rig->tokens_count / (double)rig->counted);
   read_documents(rig);
 
   const Spec asked = {TRAINS(ids->shape[0] / micro_batches, ids->shape[1], loss_chunks),
@@ -114,16 +124,11 @@ static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64
 
 void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
               RigBackend *create) {
-  open_rig(rig, fixture, micro_batches, loss_chunks, false, create);
-}
-
-void rig_open_muon(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
-                   RigBackend *create) {
-  open_rig(rig, fixture, micro_batches, loss_chunks, true, create);
+  rig_open_update(rig, fixture, micro_batches, loss_chunks, BY_ADAMW, create);
 }
 
 void rig_close(Rig *rig) {
-  if (rig->llama.spec.muon) safetensors_close(&rig->muon);
+  safetensors_close(&rig->steps);
   llama_destroy(&rig->llama);
   rig->be->services.destroy(rig->be);
   safetensors_close(&rig->initial);
@@ -162,9 +167,7 @@ void rig_backward(Rig *rig) {
 }
 
 StepResult rig_update(Rig *rig) {
-  AdamW hyper = adamw;
-  hyper.gradient_scale = (double)rig->tokens_count / (double)rig->counted;
-  rig->be->services.set_hyper(rig->be, &hyper);
+  rig->be->services.set_hyper(rig->be, &rig->hyper);
   if (rig->llama.spec.muon) rig->be->muon(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->services.step_end(rig->be);

@@ -10,13 +10,18 @@ enum { FIXTURES = 6, MUON_FIXTURES = 3, FIXTURE_STEPS = 5 };
 extern const char *const fixtures[FIXTURES];
 extern const char *const muon_fixtures[MUON_FIXTURES]; // those with muon.safetensors
 
+// The updates that make_fixtures.py makes: of AdamW, with Muon for the matrices of layers, and of
+// AdamW where norm weights have another rate.
+typedef enum RigUpdate { BY_ADAMW, BY_MUON, BY_ADAMW_AT_RATES } RigUpdate;
+
 // A fixture in our model, its batch cut into `micro_batches` of equal size.
 typedef struct Rig {
   const char *fixture;
   char *folder;
   ModelConfig model;
   SafeFile initial, expected;
-  SafeFile muon; // of a rig with Muon: what is expected of its steps
+  SafeFile steps; // what is expected of its steps, but for BY_ADAMW: `expected` has that
+  AdamW hyper;
   int hf_count;
   HfTensor *hf;
   int64_t tokens_count;         // B T
@@ -36,14 +41,14 @@ Backend *rig_cpu(const Spec *spec, int64_t micro_batches);
 
 void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
               RigBackend *create);
-// The same with Muon for the matrices of layers.
-void rig_open_muon(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
-                   RigBackend *create);
+// The same for other updates than AdamW's.
+void rig_open_update(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+                     RigUpdate update, RigBackend *create);
 void rig_close(Rig *rig);
 
 // Loss and gradients of the whole batch, ready for the update.
 void rig_backward(Rig *rig);
-// The update that make_fixtures.py makes.
+// An update as make_fixtures.py makes it.
 StepResult rig_update(Rig *rig);
 // Logits [B, T, V] of the whole batch, in fresh memory, and their loss. One micro-batch, one chunk.
 float *rig_logits(Rig *rig, double *loss);

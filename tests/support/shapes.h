@@ -19,5 +19,7 @@
 #define TRAINS(sequences, length, chunks)                                                          \
   .batch = (sequences), .seq = (length), .loss_chunks = (chunks), .train = true
 
-// Of an AdamW.
-#define USUAL_ADAMW .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .gradient_scale = 1
+// Of an AdamW. norm: its norm_rate.
+#define ADAMW_AT(norm)                                                                             \
+  .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .gradient_scale = 1, .norm_rate = (norm)
+#define USUAL_ADAMW ADAMW_AT(1)

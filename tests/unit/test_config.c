@@ -42,6 +42,7 @@ TEST(a_minimal_file_gets_the_defaults) {
   assert_int_equal(c.train.seed, 1337);
   assert_int_equal(c.optimizer.schedule, SCHEDULE_COSINE);
   assert_true(c.optimizer.beta1 == 0.9 && c.optimizer.beta2 == 0.95 && c.optimizer.eps == 1e-8);
+  assert_true(c.optimizer.norm_rate == 1);
   assert_true(c.data.shuffle);
   assert_string_equal(c.data.val, "");
   assert_string_equal(c.output.dir, "runs/x");

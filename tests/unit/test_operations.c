@@ -161,7 +161,7 @@ TEST(programs_are_those_that_the_functions_run) {
 enum { MOST_MARKS = 2048 };
 
 static int observed_step(Llama *m, Observed observed, Mark *marks) {
-  const AdamW hyper = {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .gradient_scale = 1};
+  const AdamW hyper = {.learning_rate = 1e-3, USUAL_ADAMW};
   m->be->services.marks_open(m->be, MOST_MARKS);
   m->be->observed = observed;
   llama_forward(m);

@@ -59,7 +59,9 @@ static void test_gradients_chunked(void **state) {
   gradients_with(*state, 1, 2, "gradients with the loss in 2 chunks");
 }
 
-static void five_steps(Rig *rig) {
+static void five_steps(const char *fixture, int64_t micro_batches, RigUpdate update) {
+  Rig opened, *const rig = &opened;
+  rig_open_update(rig, fixture, micro_batches, 1, update, rig_cpu);
   Worst losses = WORST_OF_NOTHING, updates = WORST_OF_NOTHING;
   for (int64_t step = 0; step < FIXTURE_STEPS; step++) {
     rig_backward(rig);
@@ -72,22 +74,20 @@ static void five_steps(Rig *rig) {
   worst_update(rig, &updates);
   check_worst(rig->fixture, "losses and gradient norms of 5 steps", losses, scalar_bound);
   check_worst(rig->fixture, "weight updates of 5 steps", updates, update_bound);
+  rig_close(rig);
 }
 
 static void test_adamw(void **state) {
-  Rig rig;
-  rig_open(&rig, *state, 1, 1, rig_cpu);
-  five_steps(&rig);
-  rig_close(&rig);
+  five_steps(*state, 1, BY_ADAMW);
 }
 
 static void test_muon(void **state) {
-  for (int64_t micro_batches = 1; micro_batches <= 2; micro_batches++) {
-    Rig rig;
-    rig_open_muon(&rig, *state, micro_batches, 1, rig_cpu);
-    five_steps(&rig);
-    rig_close(&rig);
-  }
+  for (int64_t micro_batches = 1; micro_batches <= 2; micro_batches++)
+    five_steps(*state, micro_batches, BY_MUON);
+}
+
+static void test_adamw_at_rates(void **state) {
+  five_steps(*state, 1, BY_ADAMW_AT_RATES);
 }
 
 // ---- The other way: what transformers makes of a checkpoint of ours
@@ -158,6 +158,8 @@ static const Kind comparisons[] = {
     {"gradients_of_%s_match_with_the_loss_in_chunks", test_gradients_chunked, fixtures, FIXTURES},
     {"five_adamw_steps_of_%s_match_transformers", test_adamw, fixtures, FIXTURES},
     {"five_muon_steps_of_%s_match_torch", test_muon, muon_fixtures, MUON_FIXTURES},
+    {"five_adamw_steps_of_%s_at_other_rates_match_torch", test_adamw_at_rates,
+     (const char *const[]){"gqa_untied"}, 1},
 };
 static const Kind writing[] = {
     {"a_checkpoint_of_%s_is_written", write_checkpoint, fixtures, FIXTURES}};
