@@ -122,8 +122,11 @@ static bool takes_muon(const Fit *f, int64_t width) {
 static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t each,
                              int64_t steps) {
   static const char seconds[] = "RECIPE.md: what is worth its seconds";
-  const bool muon = takes_muon(f, m->hidden_size), linear = share >= USUAL, wsd = muon && !linear;
-  const double rate = muon ? 2e-3 : fmin(0.768 / (double)m->hidden_size, 2e-3);
+  const bool muon = takes_muon(f, m->hidden_size), linear = share >= USUAL, few = muon && share < 1,
+             wsd = muon && !linear && !few;
+  const double by_width = 0.768 / (double)m->hidden_size;
+  double rate = fmin(by_width, 2e-3);
+  if (muon) rate = few ? fmin(3 * by_width, 3e-3) : 2e-3;
   if (muon) choose(f, seconds, "optimizer.kind=muon");
   choose(f, muon ? "measured with Muon" : "1e-3 x 768 / width, at most 2e-3",
          "optimizer.learning_rate=%.2g", rate);
@@ -133,7 +136,11 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
     choose(f, "40 % of the steps", "optimizer.decay_steps=%lld",
            (long long)max_i64(1, steps * 2 / 5));
   if (!linear && !wsd) choose(f, "a tenth", "optimizer.min_learning_rate=%.2g", rate / 10);
-  if (muon && share < 1) choose(f, seconds, "optimizer.weight_decay=0.3");
+  if (few) {
+    choose(f, seconds, "optimizer.norm_rate=3");
+    choose(f, "2.2 / (rate x steps), at most 2", "optimizer.weight_decay=%.2g",
+           fmin(fmax(2.2 / (rate * (double)steps), 0.1), 2));
+  }
   choose(f, "5 % of the steps", "optimizer.warmup_steps=%lld", (long long)max_i64(1, steps / 20));
   choose(f, "for so many tokens a step", "optimizer.beta2=%g",
          each <= 32768   ? 0.99
