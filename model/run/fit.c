@@ -136,11 +136,10 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
     choose(f, "40 % of the steps", "optimizer.decay_steps=%lld",
            (long long)max_i64(1, steps * 2 / 5));
   if (!linear && !wsd) choose(f, "a tenth", "optimizer.min_learning_rate=%.2g", rate / 10);
-  if (few) {
-    choose(f, seconds, "optimizer.norm_rate=3");
-    choose(f, "2.2 / (rate x steps), at most 2", "optimizer.weight_decay=%.2g",
-           fmin(fmax(2.2 / (rate * (double)steps), 0.1), 2));
-  }
+  if (share < 2) choose(f, "below 2 tokens a parameter", "optimizer.norm_rate=3");
+  if (few)
+    choose(f, "2.2 / (rate x steps, but 600 at least)", "optimizer.weight_decay=%.2g",
+           2.2 / (rate * fmax((double)steps, 600)));
   choose(f, "5 % of the steps", "optimizer.warmup_steps=%lld", (long long)max_i64(1, steps / 20));
   choose(f, "for so many tokens a step", "optimizer.beta2=%g",
          each <= 32768   ? 0.99
