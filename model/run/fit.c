@@ -128,7 +128,10 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
   double rate = fmin(by_width, 2e-3);
   if (muon) rate = few ? fmin(3 * by_width, 3e-3) : 2e-3;
   if (muon) choose(f, seconds, "optimizer.kind=muon");
-  choose(f, muon ? "measured with Muon" : "1e-3 x 768 / width, at most 2e-3",
+  choose(f,
+         few    ? "3e-3 x 768 / width, at most 3e-3"
+         : muon ? "measured with Muon"
+                : "1e-3 x 768 / width, at most 2e-3",
          "optimizer.learning_rate=%.2g", rate);
   if (linear) choose(f, "from 20 tokens a parameter on", "optimizer.schedule=linear");
   if (wsd) choose(f, seconds, "optimizer.schedule=wsd");
