@@ -57,7 +57,8 @@ as_whole() {
     "$(same_bits "$folder/whole_$name" "$folder/cut_$name" 2>&1)" same_bits "$folder/whole_$name" "$folder/cut_$name"
 }
 as_whole of_whole_batches
-as_whole of_three_micro_batches train.gradient_accumulation=3 train.loss_chunks=2 model.tie_word_embeddings=true
+as_whole of_three_micro_batches train.gradient_accumulation=3 train.loss_chunks=2 \
+  model.tie_word_embeddings=true optimizer.norm_rate=3
 as_whole with_bf16_moments backend.moments=bf16 output.save_dtype=bf16 output.background_save=false
 
 # ---- The other kind's checkpoints
