@@ -16,7 +16,8 @@ A fixture is a folder with
                         step5.NAME          weights after the 5 steps
   muon.safetensors      losses5, grad_norms5, step5.NAME of 5 other steps, in which torch.optim.Muon updates the
                         matrices of layers, by our polynomials; in fixtures of MORE_STEPS
-  rates.safetensors     the same of 5 steps of AdamW in which norm weights have NORM_RATE times the learning rate
+  rates.safetensors     the same of 5 steps of AdamW in which norm weights have NORM_RATE times
+                        the learning rate
 
 Everything expected is computed in fp64 from the fp32 weights and rounded to fp32 once, when it is saved: so a test that
 compares against it measures the error of the program under test alone. transformers casts to fp32 inside RMSNorm, RoPE
@@ -42,8 +43,9 @@ EPS = 1e-4  # large: it shows where it is added, and rounding cannot turn a grad
 WEIGHT_DECAY = 0.1  # on matrices only
 CLIP_NORM = 1.0
 MOMENTUM = 0.95  # Muon's
-POLYNOMIALS = (  # of Newton-Schulz' steps, a X + (b A + c A A) X with A = X X^T, as kernels/operand.h has them
-    (7.8827, -21.7331, 15.0505), (3.7806, -2.9184, 0.5752), (3.2660, -2.7015, 0.6181), (2.6260, -2.2348, 0.6395))
+# Of Newton-Schulz' steps, a X + (b A + c A A) X with A = X X^T, as kernels/operand.h has them.
+POLYNOMIALS = ((7.8827, -21.7331, 15.0505), (3.7806, -2.9184, 0.5752), (3.2660, -2.7015, 0.6181),
+               (2.6260, -2.2348, 0.6395))
 NORM_RATE = 3.0
 
 # name: (seed, B, T, standard deviation of the weights, LlamaConfig's arguments)
@@ -196,7 +198,8 @@ def make_fixture(folder, seed, batch, length, std, arguments, windows, more_step
     if windows is not None:
         expected["lengths"] = torch.tensor([rows for documents in windows for rows in documents], dtype=torch.int32)
     trained = {}
-    with casts_lifted(), mock.patch("torch.optim._muon._zeropower_via_newtonschulz", orthogonalized):
+    polynomials = mock.patch("torch.optim._muon._zeropower_via_newtonschulz", orthogonalized)
+    with casts_lifted(), polynomials:
         for steps in ("expected", *more_steps):
             model = LlamaForCausalLM(config).double()
             model.load_state_dict(plain.state_dict())

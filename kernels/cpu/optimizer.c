@@ -127,15 +127,17 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
   const int64_t update = cpu->step.updates;
   const uint32_t key = moment_key(update, index), of_masters = master_key(update, index);
   const bool rounds = cpu_rounds_master(cpu, t);
-  const double rate = a->learning_rate * (t->vector ? a->norm_rate : 1);
-  const Factors factors = {.beta1 = (real)a->beta1,
-                           .beta2 = (real)a->beta2,
-                           .eps = (real)a->eps,
-                           .scale = (real)scale,
-                           .step_size = (real)(rate / (1 - pow(a->beta1, (double)update))),
-                           .per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update))),
-                           .keep =
-                               (real)(1 - a->learning_rate * (t->vector ? 0 : a->weight_decay))};
+  const double rate = a->learning_rate * (t->vector ? a->norm_rate : 1),
+               keep = 1 - a->learning_rate * (t->vector ? 0 : a->weight_decay);
+  const Factors factors = {
+      .beta1 = (real)a->beta1,
+      .beta2 = (real)a->beta2,
+      .eps = (real)a->eps,
+      .scale = (real)scale,
+      .step_size = (real)(rate / (1 - pow(a->beta1, (double)update))),
+      .per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update))),
+      .keep = (real)keep,
+  };
 #pragma omp parallel
   {
     real *made = xmalloc((size_t)t->cols * sizeof *made);

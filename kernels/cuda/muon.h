@@ -10,8 +10,8 @@
 // A, Z and Q, the product of all Z, are polynomials of one symmetric matrix, so they commute, and
 //     A_next = Z A Z     X_last = Q X
 // need half of the tiles of products of the smaller side alone; X takes part where A is made and at
-// the end. But A's rounding error grows with X's small singular values, by a^2 a step, while that of
-// X does not. So after two steps X = Q X is made, and A anew from it for the other two. A nearly
+// the end. But A's rounding error grows with X's small singular values, by a^2 a step, while X's
+// does not. So after two steps X = Q X is made, and A anew from it for the other two. A nearly
 // square matrix, which has smaller singular values and nothing to gain, makes A in each step. Z and
 // Q hold their multiple of the identity: B = Z - a in its place cancels where singular values are
 // near 1. And X keeps its factor: A is multiplied by 1 / |u|^2, and the update by 1 / |u|.

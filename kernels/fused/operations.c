@@ -311,7 +311,7 @@ static int64_t smaller_side(const MuonBatch *b) {
   return b->rows < b->cols ? b->rows : b->cols;
 }
 
-// `steps` of the iteration, from the given polynomial on: Y = Q X, or X = Q Y. The destination of Q X
+// `steps` of the iteration by the first polynomials: Y = Q X, or X = Q Y. The destination of Q X
 // must be free on entry.
 static void iterate(Cuda *c, const MuonLaunch *launch, const MuonPolynomial *polynomials, int steps,
                     bool from_Y) {
