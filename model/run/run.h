@@ -78,7 +78,8 @@ typedef struct RunSteps {
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;
   int64_t paused;        // the step that was validated, sampled and saved last; -1: none
-  int64_t saturated_row; // FP8: in a row had values beyond a scale's reach
+  int saturated_first;   // FP8: the first tensor with values beyond its scale's reach, or -1,
+  int64_t saturated_row; // and of how many in a row
   bool profiling;        // the profilers' window is open
 } RunSteps;
 

@@ -9,7 +9,7 @@
 #include "model/run/run.h"
 #include "model/tensors.h"
 
-enum { SATURATED_STEPS = 3 }; // in a row are normal: the scale catches up a step later
+enum { SATURATED_STEPS = 4 }; // in a row: a scale catches up a step later
 
 static void profile(Run *run, bool open) {
   run->be->services.profile(run->be, open);
@@ -40,18 +40,18 @@ static StepLine take_result(Run *run) {
                     .fp8 = run->llama.spec.fp8};
 }
 
-// Said once in each row of such steps.
+// Said once in each row of steps in which the same tensor was beyond its scale: one of many is so in
+// every second step, whose scale catches up in the next.
 static void watch_saturation(Run *run, const StepLine *line) {
-  const StepResult *r = &line->result;
-  run->steps.saturated_row = line->fp8 && r->saturated > 0 ? run->steps.saturated_row + 1 : 0;
-  if (run->steps.saturated_row != SATURATED_STEPS + 1) return;
+  const int first = line->fp8 && line->result.saturated > 0 ? line->result.saturated_first : -1;
+  if (first != run->steps.saturated_first) run->steps.saturated_row = 0;
+  run->steps.saturated_first = first;
+  if (first < 0 || ++run->steps.saturated_row != SATURATED_STEPS) return;
   fflush(stdout);
   fprintf(stderr,
-          "step %lld: for %d steps in a row values were beyond the reach of their FP8 scale: %d "
-          "tensor%s now, the first is '%s'; try a lower optimizer.learning_rate or "
-          "backend.precision=bf16\n",
-          (long long)line->step, SATURATED_STEPS + 1, r->saturated, r->saturated == 1 ? "" : "s",
-          scaling_name(&run->config.model, r->saturated_first).text);
+          "step %lld: for %d steps in a row '%s' had values beyond the reach of its FP8 scale; try "
+          "a lower optimizer.learning_rate or backend.precision=bf16\n",
+          (long long)line->step, SATURATED_STEPS, scaling_name(&run->config.model, first).text);
 }
 
 // Books the oldest step that was asked for in the state and the log; an error when too many updates
