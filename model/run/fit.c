@@ -139,7 +139,7 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
     choose(f, "40 % of the steps", "optimizer.decay_steps=%lld",
            (long long)max_i64(1, steps * 2 / 5));
   if (!linear && !wsd) choose(f, "a tenth", "optimizer.min_learning_rate=%.2g", rate / 10);
-  if (share < 2) choose(f, "below 2 tokens a parameter", "optimizer.norm_rate=3");
+  choose(f, "gains at each size that was measured", "optimizer.norm_rate=3");
   if (few)
     choose(f, "2.2 / (rate x steps, but 600 at least)", "optimizer.weight_decay=%.2g",
            2.2 / (rate * fmax((double)steps, 600)));
