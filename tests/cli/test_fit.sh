@@ -21,7 +21,8 @@ check it_has_both_splits "$(cat "$out")" test "$(of train | tr -d '"').$(of val 
 check each_choice_has_its_reason "$(cat "$folder/said")" grep -qE '^  optimizer.learning_rate=0.002 +1e-3 x 768 / width' "$folder/said"
 check it_says_what_it_measured "$(cat "$folder/said")" grep -qE '^measured   width [0-9]+: [0-9.]+ ms a step' "$folder/said"
 check an_override_is_in_it "$(cat "$out")" grep -q "\"dir\": \"$folder/run\"" "$out"
-check only_keys_that_are_set_are_in_it "$(cat "$out")" test "$(grep -c '"eps"\|"documents"\|rope_scaling' "$out")" = 0
+check only_keys_that_are_set_are_in_it "$(cat "$out")" \
+  test "$(grep -c '"eps"\|"documents"\|rope_scaling' "$out")" = 0
 check norms_have_a_rate_of_their_own "$(cat "$out")" \
   test "$(of norm_rate).$(grep -c weight_decay "$out")" = 3.0.0
 check a_run_of_seconds_saves_at_its_end "$(cat "$out")" test "$(of save_interval)" = "$(of steps)"

@@ -83,7 +83,7 @@ goes_on bf16-fp8 bf16 12 fp8 bf16
 check it_finds_its_scales_anew "$(said)" grep -q 'finds the scales' "$folder/said"
 goes_on bf16-fp8-bf16 bf16-fp8 20 bf16 fp8
 
-# ---- Saturation. Of many tensors one or another is beyond its scale in most steps, which is normal:
+# ---- Saturation. Of many tensors one or another is beyond its scale in most steps: that is normal.
 train many backend.precision=fp8 model.num_hidden_layers=16 train.steps=100 train.zero_init=true \
   optimizer.learning_rate=0.003 optimizer.warmup_steps=5 train.save_interval=-1
 counted=$(grep -c '"saturated":[1-9]' "$folder/many/log.jsonl")
@@ -95,6 +95,7 @@ train grows backend.precision=fp8 train.steps=9 optimizer.learning_rate=60 optim
   optimizer.warmup_steps=0 train.max_nonfinite=99 train.save_interval=-1
 check saturation_is_counted "$(said)" grep -q '| [1-9][0-9]* saturated' "$folder/said"
 check saturation_that_goes_on_is_told_once "$(cat "$folder/said.err")" \
-  test "$(grep -c 'steps in a row .* had values beyond the reach of its FP8 scale' "$folder/said.err")" = 1
-check it_names_a_tensor "$(cat "$folder/said.err")" grep -q "in a row '.* of layer [01]' had" "$folder/said.err"
+  test "$(grep -c 'in a row .* values beyond the reach of its FP8 scale' "$folder/said.err")" = 1
+check it_names_a_tensor "$(cat "$folder/said.err")" \
+  grep -q "in a row '.* of layer [01]' had" "$folder/said.err"
 exit $failed

@@ -12,7 +12,8 @@ all_set=(model.max_position_embeddings=64 model.rms_norm_eps=1e-6 model.rope_the
   train.recompute=mlp train.seed=7 train.zero_init=true train.eval_interval=10 train.keep_checkpoints=2 train.keep_best=true
   train.sample_interval=-1 train.sample_tokens=9 train.max_nonfinite=5 train.max_minutes=60 train.resume_allow_changes=true optimizer.schedule=wsd
   optimizer.decay_steps=5 optimizer.momentum_warmup=2 optimizer.min_learning_rate=1e-4 optimizer.beta1=0.8 optimizer.beta2=0.9 optimizer.eps=1e-7
-  optimizer.weight_decay=0.2 optimizer.clip_norm=2 optimizer.norm_rate=2 backend.precision=fp8 backend.moments=bf16 backend.masters=bf16 backend.graphs=false
+  optimizer.weight_decay=0.2 optimizer.clip_norm=2 optimizer.norm_rate=2 backend.precision=fp8
+  backend.moments=bf16 backend.masters=bf16 backend.graphs=false
   output.save_dtype=bf16 output.profile_steps=2)
 
 # trains NAME OVERRIDES...: what the start says is in $folder/NAME.start, up to the first line with a loss.
