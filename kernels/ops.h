@@ -159,7 +159,7 @@ typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 //     W = (1 - lr decay) W - lr MUON_SCALE sqrt(max(rows, cols)) X
 // A part with more rows than columns has A = X^T X, X = a X + X (b A + c A A). The scale gives an
 // update about the root mean square of AdamW's, so that both have one learning rate and decay
-// (arXiv 2502.16982; torch.optim.Muon with adjust_lr_fn="match_rms_adamw", of one polynomial).
+// (arXiv 2502.16982; torch.optim.Muon with adjust_lr_fn="match_rms_adamw", but our polynomials).
 typedef void MuonOp(Backend *be, const ParamTensor *list, int count);
 // Multiplies the step's loss, norm and gradients by gradient_scale, and updates the delayed scales.
 // Then updates all tensors that have no parts with decoupled AdamW and the parameters of the last

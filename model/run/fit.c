@@ -141,7 +141,7 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
   if (!linear && !wsd) choose(f, "a tenth", "optimizer.min_learning_rate=%.2g", rate / 10);
   choose(f, "gains at each size that was measured", "optimizer.norm_rate=3");
   if (few)
-    choose(f, "2.2 / (rate x steps, but 600 at least)", "optimizer.weight_decay=%.2g",
+    choose(f, "2.2 / (rate x steps), 600 steps at least", "optimizer.weight_decay=%.2g",
            2.2 / (rate * fmax((double)steps, 600)));
   choose(f, "5 % of the steps", "optimizer.warmup_steps=%lld", (long long)max_i64(1, steps / 20));
   choose(f, "for so many tokens a step", "optimizer.beta2=%g",

@@ -78,8 +78,8 @@ typedef struct RunSteps {
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;
   int64_t paused;        // the step that was validated, sampled and saved last; -1: none
-  int saturated_first;   // FP8: the first tensor with values beyond its scale's reach, or -1,
-  int64_t saturated_row; // and of how many in a row
+  int saturated_first;   // FP8, last step: the first tensor with values beyond its scale, or -1
+  int64_t saturated_row; // how many steps in a row it is that
   bool profiling;        // the profilers' window is open
 } RunSteps;
 

@@ -9,7 +9,7 @@
 #include "model/run/run.h"
 #include "model/tensors.h"
 
-enum { SATURATED_STEPS = 4 }; // in a row: a scale catches up a step later
+enum { SATURATED_STEPS = 4 }; // in a row, after which a line names the tensor
 
 static void profile(Run *run, bool open) {
   run->be->services.profile(run->be, open);
@@ -40,8 +40,8 @@ static StepLine take_result(Run *run) {
                     .fp8 = run->llama.spec.fp8};
 }
 
-// Said once in each row of steps in which the same tensor was beyond its scale: one of many is so
-// in every second step, and its scale catches up in the next.
+// Says once that a tensor stays beyond its scale. In every second step one or another of many
+// tensors is beyond its scale, which catches up in the next.
 static void watch_saturation(Run *run, const StepLine *line) {
   const int first = line->fp8 && line->result.saturated > 0 ? line->result.saturated_first : -1;
   if (first != run->steps.saturated_first) run->steps.saturated_row = 0;
