@@ -85,10 +85,39 @@ static int64_t window_of(const Fit *f, int64_t width) {
   return T;
 }
 
+// "15M", "1.1B", "870k", "25000"; 0: it is none.
+static double read_count(const char *text) {
+  static const char units[] = "kMB";
+  char *end;
+  double value = strtod(text, &end);
+  const char *unit = *end ? strchr(units, *end) : NULL;
+  if (unit) value *= pow(1e3, (double)(unit - units + 1)), end++;
+  return end > text && *end == '\0' && isfinite(value) && value > 0 ? value : 0;
+}
+
 // ---- Choices
 
+// What the user says of a key, which may have a value behind it; NULL: nothing.
+static const char *said(const Fit *f, const char *key) {
+  const size_t length = strcspn(key, "=");
+  const char *value = NULL;
+  for (int i = 0; i < f->override_count; i++)
+    if (strncmp(f->overrides[i], key, length) == 0 && f->overrides[i][length] == '=')
+      value = f->overrides[i] + length + 1;
+  return value;
+}
+
+// Whether it is `value`; `otherwise` where the user says nothing.
+static bool is(const Fit *f, const char *key, const char *value, bool otherwise) {
+  const char *theirs = said(f, key);
+  return theirs ? strcmp(theirs, value) == 0 : otherwise;
+}
+
 static void add_choice(Fit *f, const char *why, char *text) {
-  f->choices[f->count++] = (Choice){text, short_text("%s", why)};
+  if (said(f, text))
+    free(text);
+  else
+    f->choices[f->count++] = (Choice){text, short_text("%s", why)};
 }
 #define choose(f, why, ...) add_choice(f, why, xasprintf(__VA_ARGS__))
 
@@ -115,18 +144,22 @@ static void choose_model(Fit *f, const ModelConfig *m, int64_t T) {
 
 // Where it was measured. On a CPU its own time costs what its steps save.
 static bool takes_muon(const Fit *f, int64_t width) {
-  return f->hardware.gpu && width >= 512 && width <= 1024;
+  return is(f, "optimizer.kind", "muon", f->hardware.gpu && width >= 512 && width <= 1024);
 }
 
 // By configs/RECIPE.md. share: tokens for each parameter.
 static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t each,
                              int64_t steps) {
   static const char seconds[] = "RECIPE.md: what is worth its seconds";
-  const bool muon = takes_muon(f, m->hidden_size), linear = share >= USUAL, few = muon && share < 1,
-             wsd = muon && !linear && !few;
+  static const char schedule[] = "optimizer.schedule";
+  const bool muon = takes_muon(f, m->hidden_size), few = muon && share < 1,
+             linear = is(f, schedule, "linear", share >= USUAL),
+             wsd = is(f, schedule, "wsd", muon && !linear && !few);
   const double by_width = 0.768 / (double)m->hidden_size;
+  const char *theirs = said(f, "optimizer.learning_rate");
   double rate = fmin(by_width, 2e-3);
   if (muon) rate = few ? fmin(3 * by_width, 3e-3) : 2e-3;
+  if (theirs && read_count(theirs) > 0) rate = read_count(theirs);
   if (muon) choose(f, seconds, "optimizer.kind=muon");
   choose(f,
          few    ? "3e-3 x 768 / width, at most 3e-3"
@@ -157,9 +190,9 @@ static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t
 static int64_t step_tokens(const Fit *f, int64_t width, int64_t T) {
   if (f->each > 0) return f->each;
   const bool gpu = f->hardware.gpu;
-  const double least = takes_muon(f, width) ? 16384
-                       : gpu                ? 4096
-                                            : 512,
+  const double least = !gpu                   ? 512
+                       : takes_muon(f, width) ? 16384
+                                              : 4096,
                most = gpu ? 32768 : 8192,
                each = exp2(round(log2(fmax(f->tokens_wanted / 4000, 1))));
   // A batch has other windows than the one before; of a short text they are few.
@@ -167,6 +200,8 @@ static int64_t step_tokens(const Fit *f, int64_t width, int64_t T) {
 }
 
 static int64_t steps_of(const Fit *f, int64_t each) {
+  const char *theirs = said(f, "train.steps");
+  if (theirs && read_count(theirs) >= 1) return (int64_t)read_count(theirs);
   return f->steps > 0 ? f->steps : max_i64(1, llround(f->tokens_wanted / (double)each));
 }
 
@@ -187,7 +222,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
   const ModelConfig m = model_of(f, width);
   const int64_t D = m.hidden_size, T = window_of(f, D), each = step_tokens(f, D, T),
                 steps = steps_of(f, each), every = (steps + VALIDATIONS - 1) / VALIDATIONS;
-  const double share = f->tokens_wanted / (double)model_parameters(&m, true);
+  const double share = (double)(steps * each) / (double)model_parameters(&m, true);
   forget_choices(f);
   choose_model(f, &m, T);
   choose(f, "the text", "data.train=%s", f->data);
@@ -426,16 +461,6 @@ static int find_machine(Fit *f, Error *err) {
 }
 
 // ---- The command
-
-// "15M", "1.1B", "870k", "25000"; 0: it is none.
-static double read_count(const char *text) {
-  static const char units[] = "kMB";
-  char *end;
-  double value = strtod(text, &end);
-  const char *unit = *end ? strchr(units, *end) : NULL;
-  if (unit) value *= pow(1e3, (double)(unit - units + 1)), end++;
-  return end > text && *end == '\0' && isfinite(value) && value > 0 ? value : 0;
-}
 
 // "mine.json", and no ".json", after which no run can be called.
 static bool is_config(const char *word) {

@@ -51,6 +51,18 @@ check a_longer_one_saves_each_minute "every $each of $steps steps of $ms ms" \
   awk "BEGIN { minute = 60e3 / $ms; if (minute > $steps) minute = $steps # a fast processor
     exit !($each > 0.98 * minute && $each < 1.02 * minute + 1) }"
 
+# ---- What follows from a key follows from the user's
+fit minutes=0.05 optimizer.learning_rate=0.0008 optimizer.kind=muon
+check a_rate_is_said_once "$(cat "$folder/said")" test "$(grep -c '^  optimizer.learning_rate' "$folder/said")" = 1
+check its_lowest_is_a_tenth "$(cat "$out")" test "$(of min_learning_rate)" = 8e-05
+check and_its_decay_goes_with_it "$(cat "$out")" \
+  awk -v d="$(of weight_decay)" -v n="$(of steps)" 'BEGIN { want = 2.2 / (8e-4 * (n > 600 ? n : 600)); exit !(d > 0.94 * want && d < 1.06 * want) }'
+fit minutes=0.05 optimizer.schedule=wsd
+check a_wsd_has_its_decay_steps "$(cat "$out")" \
+  awk -v d="$(of decay_steps)" -v n="$(of steps)" 'BEGIN { exit !(d == int(n * 2 / 5)) }'
+fit minutes=0.05 train.steps=200
+check steps_bring_their_warm_up_and_validations "$(cat "$out")" test "$(of warmup_steps).$(of eval_interval)" = 10.20
+
 # ---- A text of 60 bytes has small steps, and too few tokens to validate on
 head -c 60 "$folder/text.txt" >"$folder/short.txt"
 must "$PREPARE" --out "$folder/short" "$folder/short.txt"
