@@ -12,7 +12,8 @@
 // clang-format off
 static const char usage[] =
     "usage: train CONFIG.json [section.key=value ...]          train\n"
-    "       train --fit DATA minutes=N [params=P] [OUT.json]   a config for this machine and time\n"
+    "       train --fit DATA minutes=N [params=P] [OUT.json] [section.key=value ...]\n"
+    "                                                          a config for this machine and time\n"
     "       train --plan CONFIG.json [section.key=value ...]   the resolved config, its memory\n"
     "       train --generate DIR [--prompt TEXT] [options]     continue a text, or stdin\n"
     "       train --generate DIR --user TEXT [--system TEXT] [options]   answer a message\n"

@@ -469,7 +469,8 @@ static bool is_config(const char *word) {
 }
 
 static int read_words(Fit *f, int argc, char **argv, Error *err) {
-  static const char words[] = "train --fit DATA minutes=N [params=P] [OUT.json]";
+  static const char words[] =
+      "train --fit DATA minutes=N [params=P] [OUT.json] [section.key=value ...]";
   for (int i = 0; i < argc; i++) {
     char *word = argv[i], *equals = strchr(word, '=');
     if (strncmp(word, "minutes=", 8) == 0) {
