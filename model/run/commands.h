@@ -60,8 +60,8 @@ int score_command(int argc, char **argv, Error *err);
 // --plan: the resolved configuration, and the memory of the run.
 int plan_command(int argc, char **argv, Error *err);
 
-// --fit: writes a config for this machine, token files and a time. Keys of the command line are kept,
-// and what goes with them is chosen for them.
+// --fit: writes a config for this machine, token files and a time. Keys that the user names are
+// kept, and what goes with them is chosen for them.
 int fit_command(int argc, char **argv, Error *err);
 
 // --page: writes an HTML file that shows runs, or with --serve follows them on 127.0.0.1 until a
