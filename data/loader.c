@@ -122,6 +122,32 @@ static int read_window(const Loader *loader, const Source *source, uint64_t draw
   return 0;
 }
 
+typedef struct PieceOf {
+  uint64_t window; // of the source
+  int64_t piece;
+} PieceOf;
+
+// The window and piece behind `drawn` pieces of the source.
+static PieceOf piece_behind(const Loader *loader, uint64_t drawn) {
+  const uint64_t block = (uint64_t)loader->piece_block, all = block * (uint64_t)loader->pieces,
+                 within = drawn % all;
+  return (PieceOf){drawn / all * block + within % block, (int64_t)(within / block)};
+}
+
+// In the place of a window's rows as many of pieces of others.
+static int read_pieces(const Loader *loader, const Source *source, uint64_t drawn, int64_t row,
+                       Batch *batch, Error *err) {
+  const int64_t n = loader->pieces, rows = loader->config.seq / n;
+  for (int64_t i = 0; i < n; i++) {
+    const PieceOf of = piece_behind(loader, drawn * (uint64_t)n + (uint64_t)i);
+    WindowPiece p = loader_piece(loader, source, of.window, 0);
+    p.first += (uint32_t)(of.piece * rows);
+    p.rows = (uint32_t)rows;
+    if (read_piece(loader, source, p, (row * n + i) * rows, batch, err) != 0) return -1;
+  }
+  return 0;
+}
+
 int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err) {
   assert(loader->source_count == 1);
   return read_window(loader, loader->sources, drawn, row, batch, err);
@@ -132,7 +158,10 @@ int loader_next(Loader *loader, Batch *batch, Error *err) {
   batch_clear(batch);
   for (int64_t row = 0; row < loader->config.batch; row++) {
     const int i = mixture_next(loader->weights, loader->source_count, drawn->since);
-    if (read_window(loader, &loader->sources[i], drawn->of[i], row, batch, err) != 0) return -1;
+    const Source *source = &loader->sources[i];
+    if ((loader->pieces > 1 ? read_pieces(loader, source, drawn->of[i], row, batch, err)
+                            : read_window(loader, source, drawn->of[i], row, batch, err)) != 0)
+      return -1;
     drawn->windows++;
     drawn->of[i]++;
     drawn->since[i]++;
@@ -472,6 +501,7 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
   assert(config->batch > 0 && config->seq > 0 && config->vocab_size >= 0);
   Loader *loader = xcalloc(1, sizeof *loader);
   loader->config = *config;
+  loader->pieces = 1;
   loader->window = xcalloc((size_t)config->seq + 1, sizeof *loader->window);
   if (config->text) open_text(loader);
   if ((!config->text && open_paths(loader, err) != 0) || open_sources(loader, err) != 0 ||

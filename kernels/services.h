@@ -10,6 +10,9 @@ typedef enum ReplaySlot {
   REPLAY_LOSS,           // of a validation
   REPLAY_FIRST_BACKWARD, // starts the gradients
   REPLAY_NEXT_BACKWARD,  // adds to them
+  REPLAY_SHORT_FORWARD,  // these three with a shorter context (Spec.first_context)
+  REPLAY_SHORT_FIRST_BACKWARD,
+  REPLAY_SHORT_NEXT_BACKWARD,
   REPLAY_UPDATE,
   REPLAY_TOKEN, // generation: one token through all layers
   REPLAY_SLOTS

@@ -42,7 +42,7 @@ static void layer_recompute(Llama *llama, int64_t l) {
 static void layer_backward(Llama *llama, int64_t l, bool accumulate) {
   const Spec *spec = &llama->spec;
   const int64_t M = batch_rows(spec), D = spec->D, F = spec->F, Hd = query_width(spec),
-                R = packed_width(spec);
+                R = packed_width(spec), context = llama_context(llama);
   const LayerParams *w = &llama->layers[l];
   const LayerActs *a = &llama->acts.layers[l];
   const Operand dy = a[1].dx; // of the layer's output
@@ -56,7 +56,7 @@ static void layer_backward(Llama *llama, int64_t l, bool accumulate) {
 
   RUN(llama, out_wgrad, M, D, Hd, a->dx1, a->o, w->out->grad, accumulate);
   RUN(llama, out_dgrad, M, Hd, a->dx1, w->out->compute, a->da);
-  RUN(llama, attention_backward, spec->batch, spec->seq, a->qkv, a->o.data, a->lse, a->da, a->dqkv);
+  RUN(llama, attention_backward, M / context, context, a->qkv, a->o.data, a->lse, a->da, a->dqkv);
   RUN(llama, rope_backward, M, spec->seq, a->dqkv, a->qkv, a->x, a->x_sumsq, a->dqkv_prime, s);
   RUN(llama, qkv_wgrad, M, R, D, a->dqkv_prime, a->x, w->qkv->grad_folded, accumulate);
   RUN(llama, qkv_dgrad, M, R, a->dqkv_prime, w->qkv->folded, a->x, a->x_sumsq, *s, a->dx1.data,
@@ -71,7 +71,8 @@ static void embed_backward(Llama *llama, bool accumulate) {
 
 void llama_backward(Llama *llama, double scale, bool accumulate) {
   Backend *be = llama->be;
-  const ReplaySlot slot = accumulate ? REPLAY_NEXT_BACKWARD : REPLAY_FIRST_BACKWARD;
+  const ReplaySlot slot =
+      llama_slot(llama, accumulate ? REPLAY_NEXT_BACKWARD : REPLAY_FIRST_BACKWARD);
   const int64_t L = llama->config.num_hidden_layers, chunks = llama->spec.loss_chunks,
                 recomputed = recomputed_layers(&llama->spec);
   const double per_token = scale / (double)batch_rows(&llama->spec);

@@ -24,13 +24,14 @@ static void cached_attention(Llama *llama, int64_t l) {
 
 void layer_attention(Llama *llama, int64_t l) {
   const Spec *spec = &llama->spec;
+  const int64_t context = llama_context(llama);
   const LayerParams *w = &llama->layers[l];
   LayerActs *a = &llama->acts.layers[l];
   if (a->cache) {
     cached_attention(llama, l);
   } else {
     RUN(llama, qkv, batch_rows(spec), spec->seq, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv);
-    RUN(llama, attention, spec->batch, spec->seq, a->qkv, a->o, a->lse);
+    RUN(llama, attention, batch_rows(spec) / context, context, a->qkv, a->o, a->lse);
     if (llama->branch_count > 0)
       llama->be->attention_branches(llama->be, batch_rows(spec), llama->branch_count,
                                     llama->acts.branches, a->qkv, a->o);
@@ -65,9 +66,19 @@ static void overwrite_layer(Llama *llama, int64_t l) {
   layer_forward(llama, l);
 }
 
+ReplaySlot llama_slot(const Llama *llama, ReplaySlot slot) {
+  static const ReplaySlot shorter[REPLAY_SLOTS] = {
+      [REPLAY_FORWARD] = REPLAY_SHORT_FORWARD,
+      [REPLAY_FIRST_BACKWARD] = REPLAY_SHORT_FIRST_BACKWARD,
+      [REPLAY_NEXT_BACKWARD] = REPLAY_SHORT_NEXT_BACKWARD,
+  };
+  return llama_context(llama) < llama->spec.seq ? shorter[slot] : slot;
+}
+
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
-  if (!be->services.replay_begin(be, REPLAY_FORWARD)) return;
+  const ReplaySlot slot = llama_slot(llama, REPLAY_FORWARD);
+  if (!be->services.replay_begin(be, slot)) return;
   range_push("forward");
   embed_forward(llama);
   for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) {
@@ -76,7 +87,7 @@ void llama_forward(Llama *llama) {
     layer_end(llama);
   }
   range_pop();
-  be->services.replay_end(be, REPLAY_FORWARD);
+  be->services.replay_end(be, slot);
 }
 
 void llama_loss(Llama *llama, double scale) {

@@ -21,6 +21,7 @@ typedef struct Llama {
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
   MemoryPlan plan;
+  int64_t context;         // rows that attention sees together, which divide seq; 0: seq
   int64_t first;           // generation: position of the first row; in training 0
   const int32_t *position; // generation: the same, in the backend's memory; in training NULL
   int64_t branch_count;    // scoring: of acts.branches in the loaded micro-batch; else 0
@@ -34,6 +35,13 @@ typedef struct Llama {
 // and a sentence where there is not enough memory: then llama is all zeros.
 int llama_create(Llama *llama, const ModelConfig *config, Backend *be, Error *err);
 void llama_destroy(Llama *llama); // zeros are fine
+
+// Rows that attention sees together, from the next forward on.
+static inline int64_t llama_context(const Llama *llama) {
+  return llama->context > 0 ? llama->context : llama->spec.seq;
+}
+// A part of a step that depends on them, and is recorded apart where they are fewer than seq.
+ReplaySlot llama_slot(const Llama *llama, ReplaySlot slot);
 
 // Random weights (tensors.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);

@@ -68,10 +68,21 @@ class Windows:
         """Windows first to first + count - 1, in a new order after the last."""
         return self.of(range(first, first + count))
 
+    def pieces(self, first, count, length, block):
+        """As many tokens as `rows`, in pieces of other windows: data/loader.c, piece_behind."""
+        each, starts = self.length // length, []
+        for number in range(first * each, (first + count) * each):
+            group, within = divmod(number, block * each)
+            file, at = self.place(group * block + within % block)
+            starts.append((file, at + within // block * length))
+        return self.read(starts, length)
+
     def of(self, numbers):
         """Inputs and targets, int64 [count, length] each."""
-        rows = []
-        for file, at in map(self.place, numbers):
-            rows.append(numpy.asarray(file[at:at + self.length + 1], dtype=numpy.int64))
+        return self.read(map(self.place, numbers), self.length)
+
+    @staticmethod
+    def read(starts, length):
+        rows = [numpy.asarray(file[at:at + length + 1], dtype=numpy.int64) for file, at in starts]
         rows = torch.from_numpy(numpy.stack(rows))
         return rows[:, :-1], rows[:, 1:]

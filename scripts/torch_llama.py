@@ -157,9 +157,9 @@ class Llama(nn.Module):
 
     def forward(self, tokens, targets):
         """Token ids, int64 [B, T] each: the mean loss."""
-        x = self.embedding(tokens).to(self.dtype)
+        x, length = self.embedding(tokens).to(self.dtype), tokens.shape[1]
         for layer in self.layers:
-            x = layer(x, self.cosine, self.sine)
+            x = layer(x, self.cosine[:, :length], self.sine[:, :length])
         return self.ops.loss(self.lm_head, self.norm(x), targets)
 
 
@@ -310,7 +310,12 @@ class Trainer:
                 if "momentum" in group:
                     group["momentum"] = muon_momentum(self.config["optimizer"], number, t["steps"])
         for micro_batch in range(micro_batches):
-            rows = windows.rows((number * micro_batches + micro_batch) * batch, batch)
+            first = (number * micro_batches + micro_batch) * batch
+            if number < t["context_warmup"]:
+                block = t["context_warmup"] * micro_batches * batch
+                rows = windows.pieces(first, batch, t["first_context"], block)
+            else:
+                rows = windows.rows(first, batch)
             with self.autocast:
                 loss = self.model(*map(self.send, rows)) / micro_batches
             loss.backward()

@@ -20,7 +20,7 @@ typedef struct Planned {
 struct Attention {
   CudnnApi cudnn;
   CudnnHandle handle;
-  // The run's own shape comes first and stays, since recorded steps use it. A new shape replaces
+  // The run's own shapes come first and stay, since recorded steps use them. A new shape replaces
   // the least recently used of the others.
   Planned planned[MAX_ATTENTION_SHAPES];
   int count;
@@ -42,7 +42,7 @@ static void forget(Cuda *c, Planned *p) {
 static Planned *free_entry(Cuda *c) {
   Attention *a = c->attention;
   if (a->count < MAX_ATTENTION_SHAPES) return &a->planned[a->count++];
-  const int first = plans_ahead(&c->base.spec);
+  const int first = plans_ahead(&c->base.spec) ? 1 + (c->base.spec.first_context > 0) : 0;
   Planned *oldest = &a->planned[first];
   for (int i = first; i < MAX_ATTENTION_SHAPES; i++)
     if (a->planned[i].last_call < oldest->last_call) oldest = &a->planned[i];
@@ -155,6 +155,11 @@ static int plan_run(Cuda *c, Error *err) {
   const Planned *p = plan_shape(c, shape, o->train, may_take_both(c, &shape), err);
   if (!p) return -1;
   if (o->deterministic && o->train) describe_cost(c, p->plans);
+  if (o->first_context > 0) {
+    const int64_t T = o->first_context;
+    const AttentionShape pieces = shape_of(c, batch_rows(o) / T, T, false);
+    if (!plan_shape(c, pieces, o->train, may_take_both(c, &pieces), err)) return -1;
+  }
   if (!documents || !o->whole_windows) return 0;
   return plan_shape(c, whole, false, false, err) ? 0 : -1;
 }

@@ -98,6 +98,12 @@ const Key config_keys[] = {
         "tokens in a sequence, the context in training; by default model.max_position_embeddings, "
         "at most 4096"),
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
+    INTEGER(train, first_context, "0", 0, 16777216, SHAPES,
+            "in the first context_warmup steps batches have pieces of so many tokens, of as many "
+            "different sequences, and attention sees a piece alone; divides sequence_length; 0: "
+            "whole sequences"),
+    INTEGER(train, context_warmup, "0", 0, 99999999, SHAPES,
+            "steps with first_context: half of train.steps, say"),
     INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
             "pieces in which the logits are made, to save memory; divides batch_size x "
             "sequence_length; 0: as few as fit"),

@@ -34,7 +34,7 @@ typedef struct Key {
   const char *meaning;
 } Key;
 
-enum { MAX_KEYS = 80, SECTION_COUNT = 6, CONFIG_MAX_BYTES = 1 << 20 };
+enum { MAX_KEYS = 88, SECTION_COUNT = 6, CONFIG_MAX_BYTES = 1 << 20 };
 extern const Key config_keys[]; // at most MAX_KEYS; the last has no name
 extern const char *const config_sections[SECTION_COUNT];
 #define SECTIONS "model, data, train, optimizer, backend, output"

@@ -206,6 +206,19 @@ static int check_shape(KeyReader *r) {
                    r->where, tokens, (double)JSON_MAX_INTEGER);
 }
 
+static int check_context(KeyReader *r) {
+  const Config *c = r->config;
+  const int64_t T = c->train.sequence_length, first = c->train.first_context;
+  if (first == 0 && c->train.context_warmup > 0)
+    return error_set(r->err,
+                     "%s: train.context_warmup needs train.first_context: how many tokens "
+                     "attention sees together in these steps",
+                     r->where);
+  if (first == 0 || T % first == 0) return 0;
+  return key_conflict(r, "train.first_context", (double)first, "divide", "train.sequence_length",
+                      (double)T);
+}
+
 // The sizes that FP8 products sum over: a weight gradient's are the tokens of a call.
 static int check_precision(KeyReader *r) {
   const Config *c = r->config;
@@ -275,7 +288,7 @@ static int config_resolve(KeyReader *r) {
   if (resolve_layers(r, "train.recompute_layers", &c->train.recompute_layers) ||
       resolve_layers(r, "backend.offload_layers", &c->backend.offload_layers))
     return -1;
-  return check_shape(r) || check_precision(r) || check_steps(r) ? -1 : 0;
+  return check_shape(r) || check_context(r) || check_precision(r) || check_steps(r) ? -1 : 0;
 }
 
 // ---- The interface

@@ -88,12 +88,14 @@ int run_settle(Run *run, Error *err) {
 // The step's batches, and what follows from them.
 static int read_batches(Run *run, PendingStep *pending, Error *err) {
   const Config *c = &run->config;
+  const int64_t tokens = batch_rows(&run->llama.spec), context = llama_context(&run->llama);
+  run->inputs.train->pieces = c->train.sequence_length / context;
   double attended = 0;
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
     Batch *batch = &run->inputs.batches[i];
     if (loader_next(run->inputs.train, batch, err) != 0) return -1;
     pending->counted += batch->counted;
-    attended += batch_attended(batch, c->train.batch_size, c->train.sequence_length);
+    attended += batch_attended(batch, tokens / context, context);
   }
   pending->drawn = run->inputs.train->drawn;
   pending->flops = model_step_flops(&c->model, (double)tokens_per_step(c), attended);
@@ -106,6 +108,7 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   *hyper = adamw_at(&c->optimizer, run_steps_asked(run), c->train.steps);
   PendingStep *pending = &run->steps.pending[run->steps.asked % MAX_RESULTS];
   *pending = (PendingStep){.learning_rate = hyper->learning_rate};
+  if (run_steps_asked(run) < c->train.context_warmup) run->llama.context = c->train.first_context;
   if (read_batches(run, pending, err) != 0) return -1;
   run->be->services.clock_start(run->be);
   // The mean is over the rows that count; every window has one.
@@ -118,6 +121,7 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
 int run_step_end(Run *run, Error *err) {
   RunSteps *steps = &run->steps;
   steps->asked++;
+  run->llama.context = 0; // validations and samples see whole sequences
   range_pop();
   if (steps->profiling && steps->asked + 1 == PROFILE_START + run->config.output.profile_steps)
     profile(run, false);

@@ -122,6 +122,17 @@ check an_evaluation_of_files_of_many_lengths_agrees_with_the_cpu "$on_gpu and $o
   awk -v a="$on_gpu" -v b="$on_cpu" 'BEGIN { d = (a - b) / b; exit !(a != "" && b > 0 && d * d <= 4e-6) }'
 
 all_agree cpu long
+
+# Pieces of the sequences in the first steps have an attention and recordings of their own.
+pieces=(train.first_context=32 train.context_warmup=100)
+run cpu-pieces backend.device=cpu train.steps=200 "${pieces[@]}"
+all_agree cpu-pieces pieces "${pieces[@]}"
+for kernels in $all_kernels; do
+  run "$kernels-pieces-launched" $(kernels_are "$kernels") train.steps=200 "${pieces[@]}" backend.graphs=false
+  check "${kernels}_recorded_pieces_have_the_bits_of_launched_ones" 'they differ' \
+    same_bits "$folder/$kernels-pieces" "$folder/$kernels-pieces-launched"
+done
+
 for kernels in $all_kernels; do
   run "$kernels" $(kernels_are "$kernels")
   same "$kernels"-again the_same_run_twice_has_equal_bits

@@ -106,6 +106,35 @@ TEST(a_shuffled_epoch_visits_every_window_once) {
   }
 }
 
+// Each piece of a batch is of another window, and an epoch still has each token once.
+TEST(pieces_of_a_batch_are_of_different_windows) {
+  enum { T = 12, N = 4, ROWS = T / N, B = 5, BATCHES = 2 * N, WINDOWS = BATCHES * B };
+  write_count(*state, "pieces.bin", 0, T * (WINDOWS + 1) + 1);
+  Loader *loader = open_or_fail(*state, "pieces.bin",
+                                (LoaderConfig){.batch = B, .seq = T, .seed = 3, .shuffle = true});
+  int32_t tokens[BATCHES][B * T], targets[B * T], lowest = COUNTED_VOCAB;
+  int inputs[T * (WINDOWS + 1) + 1] = {0};
+  assert_int_equal(loader->epoch.windows, WINDOWS);
+  loader->pieces = N;
+  loader->piece_block = WINDOWS / 2;
+  for (int batch = 0; batch < BATCHES; batch++) {
+    next_batch(loader, tokens[batch], targets);
+    for (int i = 0; i < B * T; i++) {
+      const int32_t token = tokens[batch][i];
+      assert_int_equal(targets[i], token + 1);
+      if (i % ROWS) assert_int_equal(token, tokens[batch][i - 1] + 1);
+      if (token < lowest) lowest = token;
+      inputs[token]++;
+    }
+  }
+  assert_int_equal(inputs_between(inputs, 0, T * (WINDOWS + 1) + 1), WINDOWS * T);
+  for (int batch = 0; batch < BATCHES; batch++) {
+    int of_window[WINDOWS] = {0};
+    for (int i = 0; i < B * T; i += ROWS) of_window[(tokens[batch][i] - lowest) / T]++;
+    for (int w = 0; w < WINDOWS; w++) assert_in_range(of_window[w], 0, 1);
+  }
+}
+
 // The lowest token of an epoch is the file's offset: every one in [0, T) turns up, and no other.
 TEST(the_offset_of_an_epoch_covers_the_window) {
   enum { T = 8, WINDOWS = 10, EPOCHS = 200 };

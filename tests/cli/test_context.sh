@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# train.first_context: in the first steps attention sees pieces of the sequences.
+# shellcheck disable=SC2317 # functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_run 400
+pieces=(train.first_context=8 train.context_warmup=10)
+
+values() { # RUN: loss and gradient norm of each step
+  sed -nE 's/.*"kind":"train".*"loss":([^,]*),.*"grad_norm":([^,]*),.*/\1 \2/p' \
+    "$folder/$1/log.jsonl"
+}
+validations() { # RUN: their losses
+  sed -nE 's/.*"kind":"val".*"loss":([^,]*),.*/\1/p' "$folder/$1/log.jsonl"
+}
+first() { "$@" | head -n 1; }
+last() { "$@" | tail -n 1; }
+
+# Without an order one step's sequences of 32 tokens have the tokens of as many of 8 as fit.
+step=(data.shuffle=false train.gradient_accumulation=4 train.context_warmup=1)
+must train_into pieces "${step[@]}" train.first_context=8
+must train_into short "${step[@]}" train.first_context=8 train.sequence_length=8 \
+  train.batch_size=8 train.eval_batches=16
+# Positions run through the whole sequence, so RoPE rounds otherwise; the log's digits are equal.
+alike() { # RUN OTHER
+  paste <(first values "$1") <(first values "$2") | awk '
+    function off(a, b, d) { d = (a - b) / b; return d < 0 ? -d : d }
+    { loss = off($1, $3); norm = off($2, $4) }
+    END { printf "# losses differ by %.1e, norms by %.1e\n", loss, norm
+          exit !(NR == 1 && loss <= 1e-8 && norm <= 1e-7) }'
+}
+check pieces_train_as_short_sequences_do "$(first values pieces), $(first values short)" \
+  alike pieces short
+must train_into all data.shuffle=false train.first_context=8 train.context_warmup=20
+must train_into after data.shuffle=false "train.init_from=$folder/all/latest" train.steps=1
+check a_validation_sees_whole_sequences "$(validations all) $(validations after)" \
+  test "$(last validations all)" = "$(first validations after)"
+
+must train_into whole
+must train_into both "${pieces[@]}"
+check the_first_steps_differ "$(first values whole), $(first values both)" \
+  test "$(first values whole)" != "$(first values both)"
+for step in 6 14; do # before and after the change
+  "$TRAIN" "$config" "output.dir=$folder/cut" "${pieces[@]}" train.save_interval=2 \
+    >"$folder/said" 2>&1 </dev/null &
+  process=$!
+  wait_for "\"kind\":\"train\",\"step\":$step," "$folder/cut/log.jsonl" $process
+  kill -KILL $process 2>/dev/null
+  wait $process 2>/dev/null
+  must train_into cut "${pieces[@]}" train.resume=auto
+  check "a_run_killed_at_step_${step}_ends_in_the_same_bits" \
+    "$(same_bits "$folder/both" "$folder/cut" 2>&1)" same_bits "$folder/both" "$folder/cut"
+  rm -r "$folder/cut"
+done
+train_into both "${pieces[@]}" train.first_context=16 train.resume=auto train.steps=30
+check another_context_is_another_run "$(said)" grep_said 'train.first_context'
+
+refuses pieces_divide_a_sequence \
+  'train.first_context is 12, but it must divide train.sequence_length, which is 32' \
+  "$config" train.first_context=12
+refuses steps_need_a_length 'train.context_warmup needs train.first_context' \
+  "$config" train.context_warmup=5
+refuses documents_are_apart_already 'needs windows of whole files: set data.documents=join' \
+  "$config" "${pieces[@]}" data.documents=mask
+exit "$failed"
