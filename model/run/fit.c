@@ -37,6 +37,7 @@ typedef struct Fit {
   char **overrides; // of the user: they come last
   // ---- The text
   int64_t tokens, vocab, val_tokens; // val_tokens: of its other split, 0 without one
+  bool joined;                       // windows run across documents, and every token counts
   // ---- The machine
   Hardware hardware;
   // ---- The candidate
@@ -147,6 +148,15 @@ static bool takes_muon(const Fit *f, int64_t width) {
   return is(f, "optimizer.kind", "muon", f->hardware.gpu && width >= 512 && width <= 1024);
 }
 
+// Measured on a CPU alone. A window is a power of two.
+static void choose_context(Fit *f, int64_t first, int64_t steps) {
+  const bool apart = !f->joined || is(f, "data.documents", "mask", false);
+  if (f->hardware.gpu || apart || said(f, "train.sequence_length") || first == 0 || steps == 0)
+    return;
+  choose(f, "RECIPE.md: short pieces first", "train.first_context=%lld", (long long)first);
+  choose(f, "half of the steps", "train.context_warmup=%lld", (long long)steps);
+}
+
 // By configs/RECIPE.md. share: tokens for each parameter.
 static void choose_optimizer(Fit *f, const ModelConfig *m, double share, int64_t each,
                              int64_t steps) {
@@ -234,6 +244,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
     choose(f, "they fit one after the other", "train.gradient_accumulation=%lld",
            (long long)micro_batches);
   if (share < 5) choose(f, "below 5 tokens a parameter", "train.zero_init=true");
+  choose_context(f, T / 4, steps / 2);
   choose(f, "ten validations", "train.eval_interval=%lld", (long long)every);
   choose(f, "2 % of the time", "train.eval_batches=%lld",
          (long long)max_i64(4, min_i64(steps / 200, 40)));
@@ -429,7 +440,8 @@ static int64_t validation_tokens(const Fit *f) {
 }
 
 static int read_text(Fit *f, Error *err) {
-  const LoaderConfig config = {.pattern = f->data, .split = "train", .batch = 1, .seq = 16};
+  const LoaderConfig config = {
+      .pattern = f->data, .split = "train", .batch = 1, .seq = 16, .documents = DOCUMENTS_JOIN};
   Loader *train = loader_open(&config, err);
   if (!train) return -1;
   Config c = {.model.vocab_size = 1};
@@ -440,6 +452,7 @@ static int read_text(Fit *f, Error *err) {
     status = run_tokenizer(&tokenizer, &c, train, NULL, "", err);
   }
   f->tokens = train->epoch.tokens;
+  f->joined = train->kind == WINDOWS_JOINED;
   f->vocab = tokenizer ? tokenizer_facts(tokenizer)->vocab_size : c.model.vocab_size;
   f->val_tokens = validation_tokens(f);
   if (status == 0)

@@ -23,6 +23,8 @@ check it_says_what_it_measured "$(cat "$folder/said")" grep -qE '^measured   wid
 check an_override_is_in_it "$(cat "$out")" grep -q "\"dir\": \"$folder/run\"" "$out"
 check only_keys_that_are_set_are_in_it "$(cat "$out")" \
   test "$(grep -c '"eps"\|"documents"\|rope_scaling' "$out")" = 0
+check short_pieces_come_first "$(cat "$out")" \
+  test "$(of first_context).$(of context_warmup)" = "32.$(($(of steps) / 2))"
 check norms_have_a_rate_of_their_own "$(cat "$out")" \
   test "$(of norm_rate).$(grep -c weight_decay "$out")" = 3.0.0
 check a_run_of_seconds_saves_at_its_end "$(cat "$out")" test "$(of save_interval)" = "$(of steps)"
@@ -57,6 +59,8 @@ check a_rate_is_said_once "$(cat "$folder/said")" test "$(grep -c '^  optimizer.
 check its_lowest_is_a_tenth "$(cat "$out")" test "$(of min_learning_rate)" = 8e-05
 check and_its_decay_goes_with_it "$(cat "$out")" \
   awk -v d="$(of weight_decay)" -v n="$(of steps)" 'BEGIN { want = 2.2 / (8e-4 * (n > 600 ? n : 600)); exit !(d > 0.94 * want && d < 1.06 * want) }'
+fit minutes=0.05 data.documents=mask train.steps=10
+check documents_apart_have_no_pieces "$(cat "$out")" test "$(grep -c first_context "$out").$(of steps)" = 0.10
 fit minutes=0.05 optimizer.schedule=wsd
 check a_wsd_has_its_decay_steps "$(cat "$out")" \
   awk -v d="$(of decay_steps)" -v n="$(of steps)" 'BEGIN { exit !(d == int(n * 2 / 5)) }'
