@@ -61,6 +61,8 @@ check and_its_decay_goes_with_it "$(cat "$out")" \
   awk -v d="$(of weight_decay)" -v n="$(of steps)" 'BEGIN { want = 2.2 / (8e-4 * (n > 600 ? n : 600)); exit !(d > 0.94 * want && d < 1.06 * want) }'
 fit minutes=0.05 data.documents=mask train.steps=10
 check documents_apart_have_no_pieces "$(cat "$out")" test "$(grep -c first_context "$out").$(of steps)" = 0.10
+fit minutes=0.05 train.first_context=0
+check pieces_can_be_left_out "$(cat "$folder/said.err")" test "$(grep -c context_warmup "$out")" = 0
 fit minutes=0.05 optimizer.schedule=wsd
 check a_wsd_has_its_decay_steps "$(cat "$out")" \
   awk -v d="$(of decay_steps)" -v n="$(of steps)" 'BEGIN { exit !(d == int(n * 2 / 5)) }'
