@@ -55,19 +55,23 @@ check a_longer_one_saves_each_minute "every $each of $steps steps of $ms ms" \
 
 # ---- What follows from a key follows from the user's
 fit minutes=0.05 optimizer.learning_rate=0.0008 optimizer.kind=muon
-check a_rate_is_said_once "$(cat "$folder/said")" test "$(grep -c '^  optimizer.learning_rate' "$folder/said")" = 1
+check a_rate_is_said_once "$(cat "$folder/said")" \
+  test "$(grep -c '^  optimizer.learning_rate' "$folder/said")" = 1
 check its_lowest_is_a_tenth "$(cat "$out")" test "$(of min_learning_rate)" = 8e-05
 check and_its_decay_goes_with_it "$(cat "$out")" \
-  awk -v d="$(of weight_decay)" -v n="$(of steps)" 'BEGIN { want = 2.2 / (8e-4 * (n > 600 ? n : 600)); exit !(d > 0.94 * want && d < 1.06 * want) }'
+  awk -v d="$(of weight_decay)" -v n="$(of steps)" 'BEGIN {
+    want = 2.2 / (8e-4 * (n > 600 ? n : 600)); exit !(d > 0.94 * want && d < 1.06 * want) }'
 fit minutes=0.05 data.documents=mask train.steps=10
-check documents_apart_have_no_pieces "$(cat "$out")" test "$(grep -c first_context "$out").$(of steps)" = 0.10
+check documents_apart_have_no_pieces "$(cat "$out")" \
+  test "$(grep -c first_context "$out").$(of steps)" = 0.10
 fit minutes=0.05 train.first_context=0
 check pieces_can_be_left_out "$(cat "$folder/said.err")" test "$(grep -c context_warmup "$out")" = 0
 fit minutes=0.05 optimizer.schedule=wsd
 check a_wsd_has_its_decay_steps "$(cat "$out")" \
   awk -v d="$(of decay_steps)" -v n="$(of steps)" 'BEGIN { exit !(d == int(n * 2 / 5)) }'
 fit minutes=0.05 train.steps=200
-check steps_bring_their_warm_up_and_validations "$(cat "$out")" test "$(of warmup_steps).$(of eval_interval)" = 10.20
+check steps_bring_their_warm_up_and_validations "$(cat "$out")" \
+  test "$(of warmup_steps).$(of eval_interval)" = 10.20
 
 # ---- A text of 60 bytes has small steps, and too few tokens to validate on
 head -c 60 "$folder/text.txt" >"$folder/short.txt"

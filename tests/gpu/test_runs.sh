@@ -128,7 +128,8 @@ pieces=(train.first_context=32 train.context_warmup=100)
 run cpu-pieces backend.device=cpu train.steps=200 "${pieces[@]}"
 all_agree cpu-pieces pieces "${pieces[@]}"
 for kernels in $all_kernels; do
-  run "$kernels-pieces-launched" $(kernels_are "$kernels") train.steps=200 "${pieces[@]}" backend.graphs=false
+  run "$kernels-pieces-launched" $(kernels_are "$kernels") train.steps=200 "${pieces[@]}" \
+    backend.graphs=false
   check "${kernels}_recorded_pieces_have_the_bits_of_launched_ones" 'they differ' \
     same_bits "$folder/$kernels-pieces" "$folder/$kernels-pieces-launched"
 done
