@@ -62,8 +62,20 @@ static int64_t file_offset(const LoaderConfig *c, const Source *s, int f, uint64
   return (int64_t)(draw % ((uint64_t)most + 1));
 }
 
+// Where windows are read in pieces, piece i of the window at this position is one of another:
+// position becomes that window's, i 0 if there is one. Returns which piece it is.
+static uint64_t take_piece(const Loader *loader, uint64_t *position, int64_t *i) {
+  const uint64_t n = (uint64_t)loader->pieces, block = (uint64_t)loader->piece_block;
+  if (n == 1 || *i >= loader->pieces) return 0;
+  const uint64_t piece = *position * n + (uint64_t)*i, within = piece % (block * n);
+  *position = piece / (block * n) * block + within % block;
+  *i = 0;
+  return within / block;
+}
+
 WindowPiece loader_piece(const Loader *loader, const Source *s, uint64_t position, int64_t i) {
   const LoaderConfig *c = &loader->config;
+  const uint64_t part = take_piece(loader, &position, &i);
   const uint64_t windows = (uint64_t)s->windows, epoch = position / windows;
   const Packing *p = &s->packing;
   uint64_t window = position % windows;
@@ -75,9 +87,10 @@ WindowPiece loader_piece(const Loader *loader, const Source *s, uint64_t positio
   if (i > 0) return (WindowPiece){0};
   if (loader->kind == WINDOWS_ALONE) return p->pieces[window];
   const int f = file_of_window(s, (int64_t)window);
-  const int64_t first =
-      file_offset(c, s, f, epoch) + ((int64_t)window - s->first_window[f]) * c->seq;
-  return (WindowPiece){(uint32_t)f, (uint32_t)first, (uint32_t)c->seq};
+  const int64_t rows = c->seq / loader->pieces,
+                first = file_offset(c, s, f, epoch) +
+                        ((int64_t)window - s->first_window[f]) * c->seq + (int64_t)part * rows;
+  return (WindowPiece){(uint32_t)f, (uint32_t)first, (uint32_t)rows};
 }
 
 // ---- Reading windows
@@ -122,32 +135,6 @@ static int read_window(const Loader *loader, const Source *source, uint64_t draw
   return 0;
 }
 
-typedef struct PieceOf {
-  uint64_t window; // of the source
-  int64_t piece;
-} PieceOf;
-
-// The window and piece behind `drawn` pieces of the source.
-static PieceOf piece_behind(const Loader *loader, uint64_t drawn) {
-  const uint64_t block = (uint64_t)loader->piece_block, all = block * (uint64_t)loader->pieces,
-                 within = drawn % all;
-  return (PieceOf){drawn / all * block + within % block, (int64_t)(within / block)};
-}
-
-// In the place of a window's rows as many of pieces of others.
-static int read_pieces(const Loader *loader, const Source *source, uint64_t drawn, int64_t row,
-                       Batch *batch, Error *err) {
-  const int64_t n = loader->pieces, rows = loader->config.seq / n;
-  for (int64_t i = 0; i < n; i++) {
-    const PieceOf of = piece_behind(loader, drawn * (uint64_t)n + (uint64_t)i);
-    WindowPiece p = loader_piece(loader, source, of.window, 0);
-    p.first += (uint32_t)(of.piece * rows);
-    p.rows = (uint32_t)rows;
-    if (read_piece(loader, source, p, (row * n + i) * rows, batch, err) != 0) return -1;
-  }
-  return 0;
-}
-
 int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err) {
   assert(loader->source_count == 1);
   return read_window(loader, loader->sources, drawn, row, batch, err);
@@ -158,10 +145,7 @@ int loader_next(Loader *loader, Batch *batch, Error *err) {
   batch_clear(batch);
   for (int64_t row = 0; row < loader->config.batch; row++) {
     const int i = mixture_next(loader->weights, loader->source_count, drawn->since);
-    const Source *source = &loader->sources[i];
-    if ((loader->pieces > 1 ? read_pieces(loader, source, drawn->of[i], row, batch, err)
-                            : read_window(loader, source, drawn->of[i], row, batch, err)) != 0)
-      return -1;
+    if (read_window(loader, &loader->sources[i], drawn->of[i], row, batch, err) != 0) return -1;
     drawn->windows++;
     drawn->of[i]++;
     drawn->since[i]++;

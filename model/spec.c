@@ -24,7 +24,7 @@ static int64_t sample_context(const TrainConfig *t) {
 Spec run_spec(const Config *c) {
   return (Spec){.batch = c->train.batch_size,
                 .seq = c->train.sequence_length,
-                .first_context = c->train.context_warmup > 0 ? c->train.first_context : 0,
+                .first_context = c->train.first_context,
                 .loss_chunks = c->train.loss_chunks,
                 .recompute = c->train.recompute,
                 .recompute_layers = c->train.recompute_layers,

@@ -69,7 +69,7 @@ class Windows:
         return self.of(range(first, first + count))
 
     def pieces(self, first, count, length, block):
-        """As many tokens as `rows`, in pieces of other windows: data/loader.c, piece_behind."""
+        """As many tokens as `rows`, in pieces of other windows: data/loader.c, take_piece."""
         each, starts = self.length // length, []
         for number in range(first * each, (first + count) * each):
             group, within = divmod(number, block * each)

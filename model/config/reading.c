@@ -207,16 +207,15 @@ static int check_shape(KeyReader *r) {
 }
 
 static int check_context(KeyReader *r) {
-  const Config *c = r->config;
-  const int64_t T = c->train.sequence_length, first = c->train.first_context;
-  if (first == 0 && c->train.context_warmup > 0)
+  const TrainConfig *t = &r->config->train;
+  if ((t->first_context > 0) != (t->context_warmup > 0))
     return error_set(r->err,
-                     "%s: train.context_warmup needs train.first_context: how many tokens "
-                     "attention sees together in these steps",
+                     "%s: train.first_context, a piece's tokens, and train.context_warmup, the "
+                     "steps with pieces, need each other: set both, or neither",
                      r->where);
-  if (first == 0 || T % first == 0) return 0;
-  return key_conflict(r, "train.first_context", (double)first, "divide", "train.sequence_length",
-                      (double)T);
+  if (t->first_context == 0 || t->sequence_length % t->first_context == 0) return 0;
+  return key_conflict(r, "train.first_context", (double)t->first_context, "divide",
+                      "train.sequence_length", (double)t->sequence_length);
 }
 
 // The sizes that FP8 products sum over: a weight gradient's are the tokens of a call.

@@ -151,7 +151,8 @@ static bool takes_muon(const Fit *f, int64_t width) {
 // Measured on a CPU alone. A window is a power of two.
 static void choose_context(Fit *f, int64_t first, int64_t steps) {
   const bool apart = !f->joined || is(f, "data.documents", "mask", false),
-             off = is(f, "train.first_context", "0", first == 0) || steps == 0;
+             off = is(f, "train.first_context", "0", first == 0) ||
+                   is(f, "train.context_warmup", "0", steps == 0);
   if (f->hardware.gpu || apart || off || said(f, "train.sequence_length")) return;
   choose(f, "RECIPE.md: short pieces first", "train.first_context=%lld", (long long)first);
   choose(f, "half of the steps", "train.context_warmup=%lld", (long long)steps);

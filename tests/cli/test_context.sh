@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# train.first_context: in the first steps attention sees pieces of the sequences.
+# train.first_context: in the first steps batches have pieces of sequences.
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
@@ -16,7 +16,7 @@ validations() { # RUN: their losses
 first() { "$@" | head -n 1; }
 last() { "$@" | tail -n 1; }
 
-# Without an order one step's sequences of 32 tokens have the tokens of as many of 8 as fit.
+# Without shuffling a step of sequences of 32 tokens has the text of four times as many of 8.
 step=(data.shuffle=false train.gradient_accumulation=4 train.context_warmup=1)
 must train_into pieces "${step[@]}" train.first_context=8
 must train_into short "${step[@]}" train.first_context=8 train.sequence_length=8 \
@@ -57,9 +57,10 @@ check another_context_is_another_run "$(said)" grep_said 'train.first_context'
 
 refuses pieces_divide_a_sequence \
   'train.first_context is 12, but it must divide train.sequence_length, which is 32' \
-  "$config" train.first_context=12
-refuses steps_need_a_length 'train.context_warmup needs train.first_context' \
-  "$config" train.context_warmup=5
+  "$config" train.first_context=12 train.context_warmup=5
+refuses steps_need_a_length 'need each other: set both, or neither' "$config" train.context_warmup=5
+refuses a_length_needs_steps 'need each other: set both, or neither' "$config" train.first_context=8
+refuses a_length_is_no_fraction 'train.first_context' "$config" train.first_context=0.5
 refuses documents_are_apart_already 'needs windows of whole files: set data.documents=join' \
   "$config" "${pieces[@]}" data.documents=mask
 exit "$failed"

@@ -64,8 +64,11 @@ check and_its_decay_goes_with_it "$(cat "$out")" \
 fit minutes=0.05 data.documents=mask train.steps=10
 check documents_apart_have_no_pieces "$(cat "$out")" \
   test "$(grep -c first_context "$out").$(of steps)" = 0.10
-fit minutes=0.05 train.first_context=0
-check pieces_can_be_left_out "$(cat "$folder/said.err")" test "$(grep -c context_warmup "$out")" = 0
+for key in first_context context_warmup; do
+  fit minutes=0.05 train.$key=0
+  check pieces_can_be_left_out_by_$key "$(cat "$folder/said.err")" \
+    test "$(grep -c 'first_context\|context_warmup' "$out")" = 0
+done
 fit minutes=0.05 optimizer.schedule=wsd
 check a_wsd_has_its_decay_steps "$(cat "$out")" \
   awk -v d="$(of decay_steps)" -v n="$(of steps)" 'BEGIN { exit !(d == int(n * 2 / 5)) }'
