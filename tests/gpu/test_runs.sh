@@ -210,7 +210,7 @@ if [ "$all_kernels" != unfused ]; then
     read -r fused _ < <(mean_of $kernels)
     echo "# mean of $runs runs: unfused $unfused, $kernels $fused, bound twice unfused"
     check ${kernels}_agrees_with_the_cpu_as_unfused_does "$fused and $unfused of $runs runs" \
-      awk -v f="$fused" -v u="$unfused" -v n="$runs" 'BEGIN { exit !(n == 6 && u > 0 && f > 0 && f <= 2 * u) }'
+      awk -v f="$fused" -v u="$unfused" -v n="$runs" 'BEGIN { exit !(n == 7 && u > 0 && f > 0 && f <= 2 * u) }'
   done
 
   # Too wide for the CPU.
