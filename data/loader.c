@@ -64,9 +64,11 @@ static int64_t file_offset(const LoaderConfig *c, const Source *s, int f, uint64
 
 // Where windows are read in pieces, piece i of the window at this position is one of another:
 // position becomes that window's, i 0 if there is one. Returns which piece it is.
-static uint64_t take_piece(const Loader *loader, uint64_t *position, int64_t *i) {
-  const uint64_t n = (uint64_t)loader->pieces, block = (uint64_t)loader->piece_block;
-  if (n == 1 || *i >= loader->pieces) return 0;
+static uint64_t take_piece(const Loader *loader, const Source *s, uint64_t *position, int64_t *i) {
+  if (loader->pieces == 1 || *i >= loader->pieces) return 0;
+  const double share = loader->weights[s - loader->sources];
+  const uint64_t n = (uint64_t)loader->pieces,
+                 block = 1 + (uint64_t)(share * (double)(loader->piece_block - 1));
   const uint64_t piece = *position * n + (uint64_t)*i, within = piece % (block * n);
   *position = piece / (block * n) * block + within % block;
   *i = 0;
@@ -75,7 +77,7 @@ static uint64_t take_piece(const Loader *loader, uint64_t *position, int64_t *i)
 
 WindowPiece loader_piece(const Loader *loader, const Source *s, uint64_t position, int64_t i) {
   const LoaderConfig *c = &loader->config;
-  const uint64_t part = take_piece(loader, &position, &i);
+  const uint64_t part = take_piece(loader, s, &position, &i);
   const uint64_t windows = (uint64_t)s->windows, epoch = position / windows;
   const Packing *p = &s->packing;
   uint64_t window = position % windows;

@@ -4,15 +4,15 @@
 #include "base/error.h"
 #include "kernels/operand.h"
 
+enum { MOST_HALVINGS = 6 }; // of the context (Spec.halvings)
+
 // Parts of a step that are the same at every step.
 typedef enum ReplaySlot {
   REPLAY_FORWARD,
-  REPLAY_LOSS,           // of a validation
   REPLAY_FIRST_BACKWARD, // starts the gradients
   REPLAY_NEXT_BACKWARD,  // adds to them
-  REPLAY_SHORT_FORWARD,  // these three with a shorter context (Spec.first_context)
-  REPLAY_SHORT_FIRST_BACKWARD,
-  REPLAY_SHORT_NEXT_BACKWARD,
+  REPLAY_OF_A_CONTEXT,   // so many for half the context, so many for a quarter of it, and so on
+  REPLAY_LOSS = REPLAY_OF_A_CONTEXT * (1 + MOST_HALVINGS), // of a validation
   REPLAY_UPDATE,
   REPLAY_TOKEN, // generation: one token through all layers
   REPLAY_SLOTS

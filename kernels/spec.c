@@ -19,13 +19,12 @@ DocumentCalls document_calls(const Spec *s) {
   return (DocumentCalls){per_call, longest, (usual + per_call - 1) / per_call};
 }
 
-// Of the deterministic backward of attention. A shorter context has scores of its own: B T / T'
-// pieces of T' rows.
+// Of the deterministic backward of attention. Shorter contexts have fewer.
 static size_t scores_bytes(const Spec *s) {
   const DocumentCalls calls = document_calls(s);
   const int64_t B = calls.usual > 0 ? calls.per_call : s->batch,
                 T = calls.usual > 0 ? calls.longest : s->seq;
-  return keeps_scores(s) ? (size_t)(B * s->H * T * (T + s->first_context)) * BF16_BYTES : 0;
+  return keeps_scores(s) ? (size_t)(B * s->H * T * T) * BF16_BYTES : 0;
 }
 
 void spec_estimate_gpu(Spec *s) {
@@ -37,9 +36,9 @@ void spec_estimate_gpu(Spec *s) {
   s->folds_softmax = false;
   // Scratch of the SwiGLU and of attention's backward, the bias of its scores, and two sums of each
   // row of dlogits.
-  const int64_t of_swiglu = s->F * (s->fp8 ? 2 : 1), contexts = s->first_context > 0 ? 2 : 1;
+  const int64_t of_swiglu = s->F * (s->fp8 ? 2 : 1);
   s->workspace_bytes =
-      (size_t)s->max_tokens * BF16_BYTES * (size_t)(of_swiglu + 4 * contexts * query_width(s)) +
+      (size_t)s->max_tokens * BF16_BYTES * (size_t)(of_swiglu + 4 * query_width(s)) +
       scores_bytes(s) + document_bias_bytes(s) +
       (size_t)chunk_rows(s) * loss_parts * 2 * FP32_BYTES;
   s->list_bytes = muon_bytes; // beside which the tables of the parameters are small

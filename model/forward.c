@@ -67,12 +67,9 @@ static void overwrite_layer(Llama *llama, int64_t l) {
 }
 
 ReplaySlot llama_slot(const Llama *llama, ReplaySlot slot) {
-  static const ReplaySlot shorter[REPLAY_SLOTS] = {
-      [REPLAY_FORWARD] = REPLAY_SHORT_FORWARD,
-      [REPLAY_FIRST_BACKWARD] = REPLAY_SHORT_FIRST_BACKWARD,
-      [REPLAY_NEXT_BACKWARD] = REPLAY_SHORT_NEXT_BACKWARD,
-  };
-  return llama_context(llama) < llama->spec.seq ? shorter[slot] : slot;
+  int halvings = 0;
+  while (llama_context(llama) << halvings < llama->spec.seq) halvings++;
+  return (ReplaySlot)(slot + halvings * REPLAY_OF_A_CONTEXT);
 }
 
 void llama_forward(Llama *llama) {

@@ -21,7 +21,7 @@ typedef struct Llama {
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
   MemoryPlan plan;
-  int64_t context;         // rows that attention sees together, which divide seq; 0: seq
+  int64_t context;         // rows that attention sees together: seq, a half, ... ; 0: seq
   int64_t first;           // generation: position of the first row; in training 0
   const int32_t *position; // generation: the same, in the backend's memory; in training NULL
   int64_t branch_count;    // scoring: of acts.branches in the loaded micro-batch; else 0

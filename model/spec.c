@@ -21,10 +21,28 @@ static int64_t sample_context(const TrainConfig *t) {
   return t->sample_interval < 0 ? 0 : min_i64(t->sample_tokens, t->sequence_length);
 }
 
+int context_halvings(const TrainConfig *t) {
+  int n = 0;
+  int64_t context = t->sequence_length;
+  for (; n < MOST_HALVINGS && context % 2 == 0 && context / 2 >= t->first_context; n++)
+    context /= 2;
+  return t->first_context > 0 ? n : 0;
+}
+
+int64_t context_steps(const TrainConfig *t) {
+  const int64_t warmup = min_i64(t->context_warmup, t->steps / 4 * 3), n = context_halvings(t);
+  return n > 0 ? warmup / n : 0;
+}
+
+int64_t context_at(const TrainConfig *t, int64_t step) {
+  const int64_t n = context_halvings(t), each = context_steps(t);
+  return t->sequence_length >> (each > 0 && step / each < n ? n - step / each : 0);
+}
+
 Spec run_spec(const Config *c) {
   return (Spec){.batch = c->train.batch_size,
                 .seq = c->train.sequence_length,
-                .first_context = c->train.first_context,
+                .halvings = context_halvings(&c->train),
                 .loss_chunks = c->train.loss_chunks,
                 .recompute = c->train.recompute,
                 .recompute_layers = c->train.recompute_layers,

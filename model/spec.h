@@ -26,6 +26,13 @@ Spec spec_resolve(const Config *config, Spec asked, const Hardware *hardware);
 // micro-batch, what is kept of it, and the hardware stay.
 Spec spec_again(const Config *config, Spec like);
 
+// train.first_context: how often sequence_length is halved, to pieces of at least so many tokens; the
+// steps of each length, which add up to context_warmup and three quarters of all steps at most; and
+// the length that attention sees in a step, from 0 on.
+int context_halvings(const TrainConfig *t);
+int64_t context_steps(const TrainConfig *t);
+int64_t context_at(const TrainConfig *t, int64_t step);
+
 // Tokens of an optimizer step.
 int64_t tokens_per_step(const Config *config);
 // Its model FLOPs (model/tensors.h), were every window one document.

@@ -232,6 +232,17 @@ def muon_momentum(o, step, steps):
     return first + (o["momentum"] - first) * step / warmup if step < warmup else o["momentum"]
 
 
+def context(t, step):
+    """The tokens that attention sees together, and the steps of each length: model/spec.c."""
+    lengths = [t["sequence_length"]]
+    while t["first_context"] and len(lengths) < 7 and lengths[0] % 2 == 0 and \
+            lengths[0] // 2 >= t["first_context"]:
+        lengths.insert(0, lengths[0] // 2)
+    shorter = len(lengths) - 1
+    steps = min(t["context_warmup"], t["steps"] // 4 * 3) // shorter if shorter else 0
+    return lengths[min(step // steps, shorter) if steps else -1], steps
+
+
 class Trainer:
     def __init__(self, words, config):
         model, train, backend = config["model"], config["train"], config["backend"]
@@ -311,11 +322,8 @@ class Trainer:
                     group["momentum"] = muon_momentum(self.config["optimizer"], number, t["steps"])
         for micro_batch in range(micro_batches):
             first = (number * micro_batches + micro_batch) * batch
-            if number < t["context_warmup"]:
-                block = t["context_warmup"] * micro_batches * batch
-                rows = windows.pieces(first, batch, t["first_context"], block)
-            else:
-                rows = windows.rows(first, batch)
+            length, steps = context(t, number)
+            rows = windows.pieces(first, batch, length, steps * micro_batches * batch)
             with self.autocast:
                 loss = self.model(*map(self.send, rows)) / micro_batches
             loss.backward()

@@ -13,9 +13,11 @@
 typedef struct Planned {
   AttentionShape shape;
   AttentionCudnn *plans;
-  void *workspace;   // their own
+  void *workspace;   // the run's, or their own
   int64_t last_call; // the value of Attention.calls at their last call
 } Planned;
+
+_Static_assert(MAX_ATTENTION_SHAPES > 1 + MOST_HALVINGS, "others find no entry");
 
 struct Attention {
   CudnnApi cudnn;
@@ -23,7 +25,8 @@ struct Attention {
   // The run's own shapes come first and stay, since recorded steps use them. A new shape replaces
   // the least recently used of the others.
   Planned planned[MAX_ATTENTION_SHAPES];
-  int count;
+  int count, of_run;
+  void *workspace; // of the run's shapes, the most that one needs
   int64_t calls;
   Choices choices;
   void *table, *host;     // the documents' table on the GPU, and where the host fills it in
@@ -34,7 +37,7 @@ struct Attention {
 
 static void forget(Cuda *c, Planned *p) {
   attention_cudnn_destroy(p->plans);
-  cuda_give_back(c, p->workspace);
+  if (p->workspace != c->attention->workspace) cuda_give_back(c, p->workspace);
   *p = (Planned){.plans = NULL};
 }
 
@@ -42,9 +45,8 @@ static void forget(Cuda *c, Planned *p) {
 static Planned *free_entry(Cuda *c) {
   Attention *a = c->attention;
   if (a->count < MAX_ATTENTION_SHAPES) return &a->planned[a->count++];
-  const int first = plans_ahead(&c->base.spec) ? 1 + (c->base.spec.first_context > 0) : 0;
-  Planned *oldest = &a->planned[first];
-  for (int i = first; i < MAX_ATTENTION_SHAPES; i++)
+  Planned *oldest = &a->planned[a->of_run];
+  for (int i = a->of_run; i < MAX_ATTENTION_SHAPES; i++)
     if (a->planned[i].last_call < oldest->last_call) oldest = &a->planned[i];
   CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
   forget(c, oldest);
@@ -63,16 +65,32 @@ static Planned *plan_shape(Cuda *c, AttentionShape shape, bool train, bool both_
   p->plans = attention_cudnn_create(&a->cudnn, a->handle, c->gpu.stream, &call, &a->choices, err);
   if (!p->plans) return NULL;
   choices_save(&a->choices);
+  p->shape = shape;
+  return p;
+}
+
+// What the shape needs. NULL, and err says why, on failure.
+static void *take_workspace(Cuda *c, const Planned *p, Error *err) {
   const size_t bytes = attention_cudnn_workspace(p->plans);
-  if (!(p->workspace = cuda_take(c, bytes, err))) {
+  void *workspace = cuda_take(c, bytes, err);
+  if (!workspace)
     error_set(err,
               "the GPU has no %s left for attention's workspace at %lld x %lld tokens; use a "
               "smaller train.batch_size",
-              size_text(bytes).text, (long long)shape.B, (long long)shape.T);
-    return NULL;
-  }
-  p->shape = shape;
-  return p;
+              size_text(bytes).text, (long long)p->shape.B, (long long)p->shape.T);
+  return workspace;
+}
+
+// No two run at a time.
+static int share_workspace(Cuda *c, Error *err) {
+  Attention *a = c->attention;
+  const Planned *most = a->planned;
+  a->of_run = a->count;
+  for (const Planned *p = a->planned; p < a->planned + a->count; p++)
+    if (attention_cudnn_workspace(p->plans) > attention_cudnn_workspace(most->plans)) most = p;
+  if (!(a->workspace = take_workspace(c, most, err))) return -1;
+  for (int i = 0; i < a->count; i++) a->planned[i].workspace = a->workspace;
+  return 0;
 }
 
 // The cost of equal bits, for the start-up table.
@@ -155,13 +173,12 @@ static int plan_run(Cuda *c, Error *err) {
   const Planned *p = plan_shape(c, shape, o->train, may_take_both(c, &shape), err);
   if (!p) return -1;
   if (o->deterministic && o->train) describe_cost(c, p->plans);
-  if (o->first_context > 0) {
-    const int64_t T = o->first_context;
-    const AttentionShape pieces = shape_of(c, batch_rows(o) / T, T, false);
+  for (int i = 1; i <= o->halvings; i++) {
+    const AttentionShape pieces = shape_of(c, o->batch << i, o->seq >> i, false);
     if (!plan_shape(c, pieces, o->train, may_take_both(c, &pieces), err)) return -1;
   }
-  if (!documents || !o->whole_windows) return 0;
-  return plan_shape(c, whole, false, false, err) ? 0 : -1;
+  if (documents && o->whole_windows && !plan_shape(c, whole, false, false, err)) return -1;
+  return share_workspace(c, err);
 }
 
 int cuda_attention_open(Cuda *c, Error *err) {
@@ -188,6 +205,7 @@ void cuda_attention_close(Cuda *c) {
   Attention *a = c->attention;
   if (!a) return;
   for (int i = 0; i < a->count; i++) forget(c, &a->planned[i]);
+  cuda_give_back(c, a->workspace);
   choices_close(&a->choices);
   cuda_give_back(c, a->table);
   cuda_give_back(c, a->bias);
@@ -247,8 +265,9 @@ static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTenso
   const AttentionShape shape = shape_of(c, B, T, calls > 0);
   Error err;
   Planned *p = find_plans(a, &shape);
-  if (!p) p = plan_shape(c, shape, c->base.spec.train, false, &err);
-  error_check(p ? 0 : -1, &err);
+  if (!p && (p = plan_shape(c, shape, c->base.spec.train, false, &err)))
+    p->workspace = take_workspace(c, p, &err);
+  error_check(p && p->workspace ? 0 : -1, &err);
   p->last_call = ++a->calls;
   tensors.workspace = p->workspace;
   tensors.bias = a->bias;

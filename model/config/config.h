@@ -52,8 +52,8 @@ typedef struct TrainConfig {
   int64_t batch_size;            // sequences in a micro-batch, B
   int64_t sequence_length;       // T; default max_position_embeddings, at most 4096
   int64_t gradient_accumulation; // micro-batches a step
-  int64_t first_context;         // tokens that attention sees together in the first steps; 0: T
-  int64_t context_warmup;        // how many steps these are
+  int64_t first_context;         // least tokens that attention sees together (spec.h); 0: T
+  int64_t context_warmup;        // the steps in which it sees fewer than T
   int64_t loss_chunks;           // pieces of a micro-batch's logits; 0 = as few as fit
   Recompute recompute;
   int64_t recompute_layers; // how many layers recompute, from the first; default all

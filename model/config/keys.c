@@ -99,11 +99,12 @@ const Key config_keys[] = {
         "at most 4096"),
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
     INTEGER(train, first_context, "0", 0, 16777216, SHAPES,
-            "in the first context_warmup steps batches have pieces of so many tokens, of as many "
-            "different sequences, and attention sees a piece alone; divides sequence_length; 0: "
-            "whole sequences"),
+            "in the first context_warmup steps batches have pieces of sequences, each of another "
+            "sequence, and attention sees a piece alone: first of so many tokens or the next more "
+            "to which sequence_length can be halved, then of twice as many, up to whole sequences; "
+            "0: whole sequences from the start"),
     INTEGER(train, context_warmup, "0", 0, 99999999, SHAPES,
-            "steps with first_context: half of train.steps, say"),
+            "first steps, with first_context; no more than three quarters of train.steps"),
     INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
             "pieces in which the logits are made, to save memory; divides batch_size x "
             "sequence_length; 0: as few as fit"),

@@ -148,14 +148,15 @@ static bool takes_muon(const Fit *f, int64_t width) {
   return is(f, "optimizer.kind", "muon", f->hardware.gpu && width >= 512 && width <= 1024);
 }
 
-// Measured on a CPU alone. A window is a power of two.
-static void choose_context(Fit *f, int64_t first, int64_t steps) {
+// Pieces of an eighth of the window T, of 32 to 128 tokens.
+static void choose_context(Fit *f, int64_t T, int64_t steps) {
+  const int64_t first = min_i64(max_i64(T / 8, 32), 128);
   const bool apart = !f->joined || is(f, "data.documents", "mask", false),
-             off = is(f, "train.first_context", "0", first == 0) ||
-                   is(f, "train.context_warmup", "0", steps == 0);
-  if (f->hardware.gpu || apart || off || said(f, "train.sequence_length")) return;
+             off = is(f, "train.first_context", "0", false) ||
+                   is(f, "train.context_warmup", "0", false);
+  if (apart || off || first >= T || steps == 0) return;
   choose(f, "RECIPE.md: short pieces first", "train.first_context=%lld", (long long)first);
-  choose(f, "half of the steps", "train.context_warmup=%lld", (long long)steps);
+  choose(f, "three quarters of the steps", "train.context_warmup=%lld", (long long)steps);
 }
 
 // By configs/RECIPE.md. share: tokens for each parameter.
@@ -245,7 +246,7 @@ static void choose_all(Fit *f, int width, int64_t micro_batches, int saved) {
     choose(f, "they fit one after the other", "train.gradient_accumulation=%lld",
            (long long)micro_batches);
   if (share < 5) choose(f, "below 5 tokens a parameter", "train.zero_init=true");
-  choose_context(f, T / 4, steps / 2);
+  choose_context(f, T, steps / 4 * 3);
   choose(f, "ten validations", "train.eval_interval=%lld", (long long)every);
   choose(f, "2 % of the time", "train.eval_batches=%lld",
          (long long)max_i64(4, min_i64(steps / 200, 40)));

@@ -21,13 +21,9 @@ static int open_train_data(Run *run, Error *err) {
                                .documents = c->data.documents};
   run->inputs.train = loader_open(&loader, err);
   if (!run->inputs.train) return error_prefix(err, "data.train");
-  // The windows of all steps with pieces, as far as a run can get.
-  const int64_t most = JSON_MAX_INTEGER / tokens_per_step(c);
-  run->inputs.train->piece_block =
-      min_i64(c->train.context_warmup, most) * c->train.gradient_accumulation * c->train.batch_size;
   if (c->train.first_context == 0 || run->inputs.train->kind == WINDOWS_JOINED) return 0;
-  return error_set(err, "train.first_context needs windows of whole files: set "
-                        "data.documents=join, and take token files without a mask");
+  return error_set(err, "train.first_context needs windows of whole files: set it to 0, or set "
+                        "data.documents=join and take token files without a mask");
 }
 
 // A single window is enough to validate on. Where training keeps no documents apart, validation

@@ -175,6 +175,10 @@ static void print_steps(const Run *run) {
   printf("%lld x %lld tokens (%ssequences x length)", (long long)t->batch_size,
          (long long)t->sequence_length, accumulates ? "accumulation x " : "");
   if (run->inputs.train->source_count == 1) printf(", %.2f epochs", run_epochs(run));
+  const long long each = context_steps(t), halvings = context_halvings(t);
+  if (each > 0)
+    printf("; pieces of %lld at first, twice as long every %lld steps, whole from step %lld on",
+           (long long)context_at(t, 0), each, halvings * each + 1);
   printf("\n");
 }
 

@@ -90,6 +90,8 @@ static int read_batches(Run *run, PendingStep *pending, Error *err) {
   const Config *c = &run->config;
   const int64_t tokens = batch_rows(&run->llama.spec), context = llama_context(&run->llama);
   run->inputs.train->pieces = c->train.sequence_length / context;
+  run->inputs.train->piece_block =
+      context_steps(&c->train) * c->train.gradient_accumulation * c->train.batch_size;
   double attended = 0;
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
     Batch *batch = &run->inputs.batches[i];
@@ -108,7 +110,7 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   *hyper = adamw_at(&c->optimizer, run_steps_asked(run), c->train.steps);
   PendingStep *pending = &run->steps.pending[run->steps.asked % MAX_RESULTS];
   *pending = (PendingStep){.learning_rate = hyper->learning_rate};
-  if (run_steps_asked(run) < c->train.context_warmup) run->llama.context = c->train.first_context;
+  run->llama.context = context_at(&c->train, run_steps_asked(run));
   if (read_batches(run, pending, err) != 0) return -1;
   run->be->services.clock_start(run->be);
   // The mean is over the rows that count; every window has one.

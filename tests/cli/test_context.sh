@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# train.first_context: in the first steps batches have pieces of sequences.
+# train.first_context: in the first steps batches have pieces of sequences, twice as long each time.
 # shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
@@ -14,10 +14,9 @@ validations() { # RUN: their losses
   sed -nE 's/.*"kind":"val".*"loss":([^,]*),.*/\1/p' "$folder/$1/log.jsonl"
 }
 first() { "$@" | head -n 1; }
-last() { "$@" | tail -n 1; }
 
 # Without shuffling a step of sequences of 32 tokens has the text of four times as many of 8.
-step=(data.shuffle=false train.gradient_accumulation=4 train.context_warmup=1)
+step=(data.shuffle=false train.gradient_accumulation=4 train.context_warmup=2)
 must train_into pieces "${step[@]}" train.first_context=8
 must train_into short "${step[@]}" train.first_context=8 train.sequence_length=8 \
   train.batch_size=8 train.eval_batches=16
@@ -31,10 +30,12 @@ alike() { # RUN OTHER
 }
 check pieces_train_as_short_sequences_do "$(first values pieces), $(first values short)" \
   alike pieces short
-must train_into all data.shuffle=false train.first_context=8 train.context_warmup=20
-must train_into after data.shuffle=false "train.init_from=$folder/all/latest" train.steps=1
+must train_into all data.shuffle=false train.first_context=16 train.context_warmup=3 \
+  train.steps=4 train.eval_interval=3 train.save_interval=3
+must train_into after data.shuffle=false "train.init_from=$folder/all/step-00000003" train.steps=1
+second() { "$@" | sed -n 2p; }
 check a_validation_sees_whole_sequences "$(validations all) $(validations after)" \
-  test "$(last validations all)" = "$(first validations after)"
+  test "$(second validations all)" = "$(first validations after)"
 
 must train_into whole
 must train_into both "${pieces[@]}"
@@ -55,12 +56,21 @@ done
 train_into both "${pieces[@]}" train.first_context=16 train.resume=auto train.steps=30
 check another_context_is_another_run "$(said)" grep_said 'train.first_context'
 
-refuses pieces_divide_a_sequence \
-  'train.first_context is 12, but it must divide train.sequence_length, which is 32' \
-  "$config" train.first_context=12 train.context_warmup=5
-refuses steps_need_a_length 'need each other: set both, or neither' "$config" train.context_warmup=5
-refuses a_length_needs_steps 'need each other: set both, or neither' "$config" train.first_context=8
+# Any length of a sequence can be halved so often; a run has whole sequences at its end.
+starts() { # NAME REST_OF_THE_LINE OVERRIDES...
+  must train_into "$1" train.steps=8 "${@:3}"
+  check "$1" "$(said)" grep -q "^steps .* epochs$2\$" "$folder/said"
+}
+starts quarters_hold_a_length '; pieces of 8 at first, twice as long every 3 steps, whole from step 7 on' \
+  train.first_context=5 train.context_warmup=99
+starts halves_of_any_length '; pieces of 9 at first, twice as long every 6 steps, whole from step 7 on' \
+  train.first_context=8 train.context_warmup=6 train.sequence_length=18
+starts an_odd_length_has_no_half '' train.first_context=8 train.context_warmup=6 \
+  train.sequence_length=17
+starts a_length_of_0_is_none '' train.first_context=0 train.context_warmup=6
+refuses a_length_needs_steps 'train.context_warmup is 0, but train.first_context needs it' \
+  "$config" train.first_context=8
 refuses a_length_is_no_fraction 'train.first_context' "$config" train.first_context=0.5
-refuses documents_are_apart_already 'needs windows of whole files: set data.documents=join' \
+refuses documents_are_apart_already 'needs windows of whole files: set it to 0, or set data.documents=join' \
   "$config" "${pieces[@]}" data.documents=mask
 exit "$failed"

@@ -24,7 +24,7 @@ check an_override_is_in_it "$(cat "$out")" grep -q "\"dir\": \"$folder/run\"" "$
 check only_keys_that_are_set_are_in_it "$(cat "$out")" \
   test "$(grep -c '"eps"\|"documents"\|rope_scaling' "$out")" = 0
 check short_pieces_come_first "$(cat "$out")" \
-  test "$(of first_context).$(of context_warmup)" = "32.$(($(of steps) / 2))"
+  test "$(of first_context).$(of context_warmup)" = "32.$(($(of steps) / 4 * 3))"
 check norms_have_a_rate_of_their_own "$(cat "$out")" \
   test "$(of norm_rate).$(grep -c weight_decay "$out")" = 3.0.0
 check a_run_of_seconds_saves_at_its_end "$(cat "$out")" test "$(of save_interval)" = "$(of steps)"

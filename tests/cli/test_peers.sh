@@ -130,7 +130,8 @@ trains_alike tied_embeddings model.tie_word_embeddings=true model.num_key_value_
 token_slice "$folder/data/train-00000.bin" 150 >"$folder/few.bin" # 3 windows and an offset: a new order every second step
 trains_alike in_the_same_order data.train="$folder/few.bin" optimizer.schedule=wsd optimizer.decay_steps=3 \
   optimizer.warmup_steps=2 optimizer.min_learning_rate=0.0001
-trains_alike pieces_of_sequences train.first_context=8 train.context_warmup=3
+trains_alike quarters_and_halves_of_sequences train.first_context=8 train.context_warmup=3
+trains_alike halves_of_sequences train.first_context=16 train.context_warmup=3
 trains_alike stretched_rope optimizer.schedule=linear model.rope_scaling.rope_type=llama3 model.rope_scaling.factor=8 \
   model.rope_scaling.low_freq_factor=1 model.rope_scaling.high_freq_factor=4 \
   model.rope_scaling.original_max_position_embeddings=16 model.rope_theta=500

@@ -245,6 +245,24 @@ TEST(whole_windows_beside_documents_are_planned_at_the_start) {
   }
 }
 
+// Steps of pieces are recorded, too: their plans are there from the start and stay, over one
+// workspace, which is the whole windows' since these need the most.
+TEST(pieces_of_windows_are_planned_at_the_start) {
+  enum { HALVINGS = 3 };
+  Cuda *c = cuda_new((Spec){.train = true, .batch = 4, .seq = 128, .halvings = HALVINGS});
+  open_attention(c);
+  assert_int_equal(machine.created, 1 + HALVINGS);
+  assert_int_equal(bytes_there(), 4 * 128 * 3);
+  for (int64_t i = 1; i < 40; i++) attend(c, 1, i);
+  const int created = machine.created;
+  for (int i = 0; i <= HALVINGS; i++) {
+    attend(c, 4 << i, 128 >> i);
+    assert_int_equal(machine.created, created);
+    assert_false(machine.ran->forward_only);
+  }
+  close_cuda(c);
+}
+
 // Usual documents take as many calls as document_calls says, more documents take more calls.
 // Without any there is the shape's own call.
 static void check_documents(bool deterministic, int64_t longest, int64_t per_call) {

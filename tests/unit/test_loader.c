@@ -135,6 +135,34 @@ TEST(pieces_of_a_batch_are_of_different_windows) {
   }
 }
 
+// While pieces grow, each source's own windows are read once, too.
+TEST(pieces_of_several_sources_have_each_token_once) {
+  enum { T = 12, B = 4, BLOCK = 16, WINDOWS = 3 * BLOCK, RARE = 1000 };
+  write_count(*state, "often.bin", 0, T * (WINDOWS * 3 / 4 + 1) + 1);
+  write_count(*state, "rare.bin", RARE, T * (WINDOWS / 4 + 1) + 1);
+  const PathText list = path_text("[{\"path\": \"%s/often.bin\", \"weight\": 3}, "
+                                  "{\"path\": \"%s/rare.bin\", \"weight\": 1}]",
+                                  (const char *)*state, (const char *)*state);
+  const LoaderConfig config = {.pattern = list.text,
+                               .split = "train",
+                               .batch = B,
+                               .seq = T,
+                               .vocab_size = COUNTED_VOCAB,
+                               .seed = 3,
+                               .shuffle = true};
+  Loader *loader = open_loader(&config);
+  int32_t tokens[B * T], targets[B * T];
+  int inputs[COUNTED_VOCAB] = {0};
+  loader->piece_block = BLOCK;
+  for (int drawn = 0; drawn < WINDOWS; drawn += B) {
+    loader->pieces = 4 >> drawn / BLOCK;
+    next_batch(loader, tokens, targets);
+    for (int i = 0; i < B * T; i++) inputs[tokens[i]]++;
+  }
+  assert_int_equal(inputs_between(inputs, 0, RARE), WINDOWS * 3 / 4 * T);
+  assert_int_equal(inputs_between(inputs, RARE, COUNTED_VOCAB), WINDOWS / 4 * T);
+}
+
 // The lowest token of an epoch is the file's offset: every one in [0, T) turns up, and no other.
 TEST(the_offset_of_an_epoch_covers_the_window) {
   enum { T = 8, WINDOWS = 10, EPOCHS = 200 };
