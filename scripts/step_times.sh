@@ -79,7 +79,7 @@ time_model() {
   # Bytes in a larger vocabulary: that has to be said.
   local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin"
     data.val= data.tokenizer=bytes "backend.device=$device" "train.batch_size=$batch"
-    "train.sequence_length=$length" train.save_interval=-1 train.sample_interval=-1
+    "train.sequence_length=$length" train.first_context=0 train.save_interval=-1 train.sample_interval=-1
     optimizer.warmup_steps=0 "optimizer.kind=${OPTIMIZER:-adamw}" model.tie_word_embeddings=false
     "backend.$precision_key=$precision" "output.dir=$folder/$name" "$@" ${choice[@]+"${choice[@]}"})
   # The first start ever also times the algorithms, and remembers them.

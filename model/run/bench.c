@@ -356,7 +356,7 @@ static int open_side(Bench *b, int kind, Error *err) {
     c.backend.kernels = KERNELS_AUTO;
   Hardware hardware;
   Spec asked = run_spec(&c);
-  asked.context = 0; // no samples
+  asked.context = asked.halvings = 0; // no samples, no pieces
   if (hardware_find(&hardware, &c, err) != 0) return -1;
   const Spec spec = spec_resolve(&c, asked, &hardware);
   s->be = backend_open(&c, &spec, &hardware, err);

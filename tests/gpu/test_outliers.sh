@@ -17,7 +17,7 @@ run() { # SEED NAME OVERRIDES...
   local seed=$1 name=$2
   shift 2
   must "$TRAIN" configs/llama-110m.json "data.train=$folder/data/train-*.bin" data.val= data.tokenizer=bytes backend.device=cuda optimizer.kind=adamw \
-    train.batch_size=8 train.sample_interval=-1 train.save_interval=0 optimizer.schedule=constant optimizer.learning_rate=3e-5 \
+    train.first_context=0 train.batch_size=8 train.sample_interval=-1 train.save_interval=0 optimizer.schedule=constant optimizer.learning_rate=3e-5 \
     optimizer.min_learning_rate=0 optimizer.warmup_steps=5 optimizer.clip_norm=0 optimizer.beta2=0.95 train.resume_allow_changes=true \
     train.seed="$seed" "output.dir=$folder/$seed/$name" "$@"
 }
