@@ -15,7 +15,7 @@ typedef struct Spec {
 
   // ---- A micro-batch, and what is kept of it
   int64_t batch, seq;       // B sequences of T tokens
-  int halvings;             // attention also sees pieces of seq / 2, / 4 ... >> halvings rows
+  int halvings;             // attention also sees pieces of seq / 2, seq / 4, ..., so many lengths
   int64_t loss_chunks;      // pieces of its logits; 0: not chosen yet
   bool train;               // false: forward only, nothing is kept for a backward
   bool accumulates;         // gradients of several micro-batches add up

@@ -26,9 +26,9 @@ Spec spec_resolve(const Config *config, Spec asked, const Hardware *hardware);
 // micro-batch, what is kept of it, and the hardware stay.
 Spec spec_again(const Config *config, Spec like);
 
-// train.first_context: how often sequence_length is halved, to pieces of at least so many tokens; the
-// steps of each length, which add up to context_warmup and three quarters of all steps at most; and
-// the length that attention sees in a step, from 0 on.
+// train.first_context: how often sequence_length is halved, to pieces of at least so many tokens.
+// The steps of each length, which add up to context_warmup, but to three quarters of all steps at
+// most. The length that attention sees in a step, from 0 on.
 int context_halvings(const TrainConfig *t);
 int64_t context_steps(const TrainConfig *t);
 int64_t context_at(const TrainConfig *t, int64_t step);

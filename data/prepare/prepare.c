@@ -216,7 +216,8 @@ int main(int argc, char **argv) {
   sigset_t before;
   streams_fill();
   sigprocmask(SIG_SETMASK, NULL, &before);
-  if (!memory_try(try_command, &c, &c.err)) error_append(&c.err, "; " LESS_MEMORY);
+  if (!memory_try(try_command, &c, &c.err))
+    error_append(&c.err, "; " LESS_MEMORY);
   if (c.status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
     c.status = error_set(&c.err, "cannot write to standard output: %s", strerror(errno));
   if (c.status != 0) fprintf(stderr, "prepare: %s\n", c.err.text);
