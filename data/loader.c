@@ -62,8 +62,9 @@ static int64_t file_offset(const LoaderConfig *c, const Source *s, int f, uint64
   return (int64_t)(draw % ((uint64_t)most + 1));
 }
 
-// Where windows are read in pieces, piece i of the window at this position is one of another:
-// position becomes that window's, i 0 if there is one. Returns which piece it is.
+// Where windows are read in pieces, piece i at this position is one of another window: position
+// becomes that window's, and i 0. Returns which of its pieces that is. Behind the last piece nothing
+// changes.
 static uint64_t take_piece(const Loader *loader, const Source *s, uint64_t *position, int64_t *i) {
   if (loader->pieces == 1 || *i >= loader->pieces) return 0;
   const double share = loader->weights[s - loader->sources];

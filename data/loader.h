@@ -72,9 +72,9 @@ typedef struct Loader {
   bool apart;                   // no document sees another
   WindowKind kind;
   // Joined windows, n = pieces > 1: the batch has B n pieces of T / n rows in the place of B
-  // windows. Of piece_block windows, a source's share of them, all first pieces come first, then
-  // all second ones, so that a batch, and those next to it, have text of many places. 1: whole
-  // windows.
+  // windows. A source reads its share of piece_block windows at a time: first the first pieces of
+  // them all, then the second ones, so that a batch, and those next to it, have text of many
+  // places. 1: whole windows.
   int64_t pieces, piece_block;
   Draws drawn;
   Epoch epoch;

@@ -11,7 +11,7 @@ typedef enum ReplaySlot {
   REPLAY_FORWARD,
   REPLAY_FIRST_BACKWARD, // starts the gradients
   REPLAY_NEXT_BACKWARD,  // adds to them
-  REPLAY_OF_A_CONTEXT,   // so many for half the context, so many for a quarter of it, and so on
+  REPLAY_OF_A_CONTEXT,   // how many these are: as many follow for each half of the context
   REPLAY_LOSS = REPLAY_OF_A_CONTEXT * (1 + MOST_HALVINGS), // of a validation
   REPLAY_UPDATE,
   REPLAY_TOKEN, // generation: one token through all layers

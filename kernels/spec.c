@@ -19,7 +19,7 @@ DocumentCalls document_calls(const Spec *s) {
   return (DocumentCalls){per_call, longest, (usual + per_call - 1) / per_call};
 }
 
-// Of the deterministic backward of attention. Shorter contexts have fewer.
+// Of the deterministic backward of attention. Pieces of sequences need less.
 static size_t scores_bytes(const Spec *s) {
   const DocumentCalls calls = document_calls(s);
   const int64_t B = calls.usual > 0 ? calls.per_call : s->batch,

@@ -17,7 +17,8 @@ typedef struct Planned {
   int64_t last_call; // the value of Attention.calls at their last call
 } Planned;
 
-_Static_assert(MAX_ATTENTION_SHAPES > 1 + MOST_HALVINGS, "others find no entry");
+_Static_assert(MAX_ATTENTION_SHAPES > 1 + MOST_HALVINGS,
+               "shapes that are not the run's need an entry");
 
 struct Attention {
   CudnnApi cudnn;
@@ -81,7 +82,7 @@ static void *take_workspace(Cuda *c, const Planned *p, Error *err) {
   return workspace;
 }
 
-// No two run at a time.
+// All shapes of the run use one workspace, since no two run at a time.
 static int share_workspace(Cuda *c, Error *err) {
   Attention *a = c->attention;
   const Planned *most = a->planned;

@@ -100,11 +100,12 @@ const Key config_keys[] = {
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
     INTEGER(train, first_context, "0", 0, 16777216, SHAPES,
             "in the first context_warmup steps batches have pieces of sequences, each of another "
-            "sequence, and attention sees a piece alone: first of so many tokens or the next more "
-            "to which sequence_length can be halved, then of twice as many, up to whole sequences; "
-            "0: whole sequences from the start"),
+            "sequence, and attention sees a piece alone. The first pieces have sequence_length "
+            "halved, up to six times, to no fewer tokens than this; then they double, up to whole "
+            "sequences. 0: whole sequences from the start"),
     INTEGER(train, context_warmup, "0", 0, 99999999, SHAPES,
-            "first steps, with first_context; no more than three quarters of train.steps"),
+            "with first_context: the steps before sequences are whole; three quarters of "
+            "train.steps at most"),
     INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
             "pieces in which the logits are made, to save memory; divides batch_size x "
             "sequence_length; 0: as few as fit"),

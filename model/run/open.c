@@ -6,7 +6,6 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/minmax.h"
 #include "base/os.h"
 #include "model/run/run.h"
 

@@ -26,6 +26,17 @@ static void print_lengths(const Config *c) {
     printf(
         "schedule   optimizer.warmup_steps %lld is more than the %lld steps: warm-up takes %lld\n",
         warmup, steps, (long long)hold.warmup);
+  const TrainConfig *t = &c->train;
+  const long long pieces = context_halvings(t) * context_steps(t);
+  if (t->first_context > 0 && pieces == 0)
+    printf(
+        "schedule   train.first_context %lld does nothing: half of %lld tokens is shorter or not "
+        "whole, or steps are too few\n",
+        (long long)t->first_context, (long long)t->sequence_length);
+  else if (pieces > 0 && t->context_warmup > steps / 4 * 3)
+    printf("schedule   train.context_warmup %lld is more than three quarters of the %lld steps: "
+           "pieces take %lld\n",
+           (long long)t->context_warmup, steps, pieces);
 }
 
 static void check_threads(const Config *c) {

@@ -68,10 +68,14 @@ starts() { # NAME REST_OF_THE_LINE OVERRIDES...
 }
 starts quarters_hold_a_length '; pieces of 8 at first, twice as long every 3 steps, whole from step 7 on' \
   train.first_context=5 train.context_warmup=99
+check the_steps_that_hold_are_said "$(said)" grep_said \
+  'train.context_warmup 99 is more than three quarters of the 8 steps: pieces take 6'
 starts halves_of_any_length '; pieces of 9 at first, twice as long every 6 steps, whole from step 7 on' \
   train.first_context=8 train.context_warmup=6 train.sequence_length=18
 starts an_odd_length_has_no_half '' train.first_context=8 train.context_warmup=6 \
   train.sequence_length=17
+check a_key_that_does_nothing_says_so "$(said)" grep_said \
+  'train.first_context 8 does nothing: half of 17 tokens is shorter or not whole'
 starts a_length_of_0_is_none '' train.first_context=0 train.context_warmup=6
 refuses a_length_needs_steps 'train.context_warmup is 0, but train.first_context needs it' \
   "$config" train.first_context=8
